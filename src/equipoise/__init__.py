@@ -1,0 +1,66 @@
+"""Composable regularization for PyTorch.
+
+>>> import torch, equipoise as eq
+>>> hidden = torch.tensor([[0.5, -2.0], [0.0, 1.0]], requires_grad=True)
+>>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
+>>> loss = 1e-3 * eq.l1(hidden) + 0.1 * eq.entropy(logits, from_logits=True)
+>>> loss.backward()
+>>> hidden.grad
+tensor([[ 0.0010, -0.0010],
+        [ 0.0000,  0.0010]])
+
+A penalty is a pure function of tensors: no weight, no state, no waiting for the device, with a
+finite value and a finite gradient wherever the mathematics has one.
+"""
+
+from equipoise._errors import (
+    EquipoiseError,
+    GradientError,
+    InputError,
+    InputTypeError,
+    NonFiniteError,
+    OptionError,
+    UnknownOptionError,
+)
+from equipoise._finite import check_finite
+from equipoise.penalties import (
+    consistency,
+    elastic_net,
+    entropy,
+    gradient_penalty,
+    interpolated_gradient_penalty,
+    js_divergence,
+    kl_divergence,
+    l1,
+    l2,
+    orthogonality,
+    output_magnitude,
+    sampled_kl,
+)
+from equipoise.tracking import grad_norm
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EquipoiseError",
+    "GradientError",
+    "InputError",
+    "InputTypeError",
+    "NonFiniteError",
+    "OptionError",
+    "UnknownOptionError",
+    "check_finite",
+    "consistency",
+    "elastic_net",
+    "entropy",
+    "grad_norm",
+    "gradient_penalty",
+    "interpolated_gradient_penalty",
+    "js_divergence",
+    "kl_divergence",
+    "l1",
+    "l2",
+    "orthogonality",
+    "output_magnitude",
+    "sampled_kl",
+]

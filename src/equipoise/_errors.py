@@ -1,0 +1,155 @@
+"""The exceptions of equipoise, and the guards that raise them.
+
+::
+
+    EquipoiseError
+    ├── OptionError (ValueError)            an option has a value it cannot have
+    │   └── UnknownOptionError (TypeError)  there is no such option
+    ├── InputError (ValueError)             a tensor has the wrong shape or content
+    │   ├── InputTypeError (TypeError)      ... or the wrong type
+    │   └── NonFiniteError                  ... or holds NaN or infinities
+    └── GradientError (RuntimeError)        a gradient was asked for that does not exist
+
+Every message has three beats: what was asked, what came, what to do. No guard here looks at the
+values of a tensor, so none waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import ParamSpec, TypeVar
+
+from torch import Size, Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EquipoiseError(Exception):
+    """Anything equipoise raises on purpose."""
+
+
+class OptionError(EquipoiseError, ValueError):
+    """An option has a value it cannot have."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """There is no option of this name."""
+
+
+class InputError(EquipoiseError, ValueError):
+    """A tensor has a shape or content that cannot be worked with."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An input is no tensor, or a tensor of a type that cannot be worked with."""
+
+
+class NonFiniteError(InputError):
+    """A tensor holds NaN or infinities; says which, how many and where first."""
+
+    def __init__(self, message: str, *, nan: int, inf: int) -> None:
+        super().__init__(message)
+        self.nan = nan
+        self.inf = inf
+
+
+class GradientError(EquipoiseError, RuntimeError):
+    """A gradient was asked for that does not exist."""
+
+
+def in_words(names: Iterable[object]) -> str:
+    """Write a list as a person would: ``'a', 'b' or 'c'``."""
+    quoted = [repr(name) for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Suggest the name that was probably meant, or list all there are."""
+    known = list(names)
+    close = get_close_matches(name, known, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Use {in_words(known)}."
+
+
+def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Make an unknown keyword an error that names the function's options."""
+    parameters = inspect.signature(function).parameters.values()
+    options = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in options:
+                raise UnknownOptionError(
+                    f"`{function.__name__}` takes the options {', '.join(options)}; "
+                    f"got {name!r}. {nearest(name, options)}"
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        hint = nearest(value, map(str, choices)) if isinstance(value, str) else "Use one of them."
+        raise OptionError(f"`{option}` must be {in_words(choices)}, got {value!r}. {hint}")
+
+
+def check_number(
+    option: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> None:
+    """Refuse what is not a finite Python number, or lies outside its range."""
+    if isinstance(value, Tensor):
+        raise OptionError(
+            f"`{option}` must be a Python number, got a tensor. "
+            "Use `.item()` where waiting for the device is acceptable."
+        )
+    finite = isinstance(value, int | float) and -math.inf < value < math.inf
+    if not finite or not (value > above and low <= value <= high):  # type: ignore[operator]
+        bounds = {"above": above, "at least": low, "at most": high}
+        wanted = " and ".join(f"{word} {b:g}" for word, b in bounds.items() if math.isfinite(b))
+        raise OptionError(
+            f"`{option}` must be a finite number {wanted}".rstrip() + f", got {value!r}. "
+            "Use one in that range."
+        )
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse what is not a tensor of real floating-point numbers."""
+    if not isinstance(value, Tensor):
+        raise InputTypeError(
+            f"`{name}` must be a tensor, got {type(value).__name__}. Use `torch.as_tensor`."
+        )
+    if not value.is_floating_point():
+        raise InputTypeError(
+            f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use `.float()`."
+        )
+
+
+def check_same_shape(first: str, a: Tensor, second: str, b: Tensor) -> None:
+    """Refuse two tensors of different shapes: what broadcasts here is nearly always a mistake."""
+    if a.shape != b.shape:
+        raise InputError(
+            f"`{first}` and `{second}` must have one shape, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}. Use `.expand_as` if one of them should be repeated."
+        )
+
+
+def check_fits(name: str, value: Tensor, shape: Size) -> None:
+    """Refuse a tensor that does not broadcast to a shape, or would enlarge it."""
+    sizes = zip(reversed(value.shape), reversed(shape), strict=False)
+    if value.dim() > len(shape) or any(n not in (1, size) for n, size in sizes):
+        raise InputError(
+            f"`{name}` must broadcast to the shape {tuple(shape)}, got {tuple(value.shape)}. "
+            "Use `.unsqueeze` to say which dimensions it is constant over."
+        )

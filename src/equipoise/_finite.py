@@ -1,0 +1,97 @@
+"""Whether tensors are finite, and if not, which, how many entries, and where first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise._errors import InputTypeError, NonFiniteError
+
+
+def check_finite(
+    x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], /, *, name: str = "x"
+) -> None:
+    """Raise `NonFiniteError` if there is NaN or inf; the message names tensor, counts and index.
+
+    ``x`` is a tensor, several, or a mapping from names to tensors, such as
+    ``dict(model.named_parameters())``. Waits for the device once, however many there are.
+
+    *At the edge:* +inf and −inf count together. Integers, bools and empty tensors are finite;
+    complex numbers are when both parts are.
+
+    >>> import torch, equipoise as eq
+    >>> eq.check_finite(torch.ones(3))
+    >>> eq.check_finite(torch.tensor([1.0, float("nan"), float("inf")]), name="loss")
+    Traceback (most recent call last):
+        ...
+    equipoise._errors.NonFiniteError: `loss` must be finite, got 1 NaN and 1 inf among 3 entries...
+    """
+    tensors = _named(x, name)
+    found = [f for f in _findings(tensors) if f.nan or f.inf]
+    if not found:
+        return
+    raise NonFiniteError(
+        "; ".join(f.in_words(first=i == 0) for i, f in enumerate(found))
+        + ". Use `torch.autograd.set_detect_anomaly(True)` to find the operation that made it.",
+        nan=sum(f.nan for f in found),
+        inf=sum(f.inf for f in found),
+    )
+
+
+@dataclass(frozen=True)
+class _Finding:
+    name: str
+    shape: torch.Size
+    nan: int
+    inf: int
+    first: int
+
+    def in_words(self, *, first: bool) -> str:
+        counts = [f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "inf")) if n]
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(self.first), self.shape))
+        asked = f"`{self.name}` must be finite, got" if first else f"`{self.name}` has"
+        return (
+            f"{asked} {' and '.join(counts)} among {self.shape.numel()} entries, "
+            f"first at index {index}"
+        )
+
+
+def _named(x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    if isinstance(x, Tensor):
+        tensors: dict[str, Tensor] = {name: x}
+    elif isinstance(x, Mapping):
+        tensors = dict(x)
+    else:
+        tensors = {f"{name}[{i}]": tensor for i, tensor in enumerate(x)}
+    for label, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InputTypeError(
+                f"`{label}` must be a tensor, got {type(tensor).__name__}. Use `torch.as_tensor`."
+            )
+    return tensors
+
+
+def _findings(tensors: dict[str, Tensor]) -> list[_Finding]:
+    inexact = {n: t for n, t in tensors.items() if t.numel() and not _is_exact(t)}
+    if not inexact:
+        return []
+    device = next(iter(inexact.values())).device
+    figures = torch.stack([_figures(t).to(device) for t in inexact.values()]).tolist()
+    return [
+        _Finding(name, tensor.shape, *row)
+        for (name, tensor), row in zip(inexact.items(), figures, strict=True)
+    ]
+
+
+def _is_exact(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex())
+
+
+def _figures(x: Tensor) -> Tensor:
+    """Number of NaN, number of infinities, flat index of the first of either."""
+    bad = ~x.detach().isfinite()
+    nan = x.detach().isnan().sum()
+    return torch.stack([nan, bad.sum() - nan, bad.flatten().to(torch.uint8).argmax()])

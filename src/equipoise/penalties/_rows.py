@@ -1,0 +1,123 @@
+"""Distributions row by row: which rows and entries count, and chunks for large vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from equipoise._context import inside_transform
+from equipoise._errors import InputError, check_number, check_tensor
+from equipoise._logspace import log_probabilities
+from equipoise._numerics import check_mask, full_precision, reduce
+from equipoise._types import Reduction
+
+RowValue = Callable[..., Tensor]
+"""Which entries exist (None: all) and log-probabilities ``[rows, vocabulary]``, to a value a row."""
+
+
+def reduce_rows(
+    row_value: RowValue,
+    inputs: Mapping[str, Tensor],
+    *,
+    from_logits: bool,
+    temperature: float,
+    reduction: Reduction,
+    mask: Tensor | None,
+    support: Tensor | None,
+    denominator: float | Tensor | None,
+    chunk: int | None,
+    check: bool,
+) -> Tensor:
+    """Normalise the inputs where asked, value every row, and reduce over the rows that count."""
+    _check_rows(inputs, mask, support)
+    if check and not from_logits:
+        for name, x in inputs.items():
+            _check_distribution(name, x, mask, support)
+    normalize = from_logits or temperature != 1.0
+
+    def value(mask: Tensor | None, support: Tensor | None, *tensors: Tensor) -> Tensor:
+        keep = _kept(mask, support)
+        logs = [
+            log_probabilities(
+                full_precision(x), normalize=normalize, temperature=temperature, keep=keep
+            )
+            for x in tensors
+        ]
+        return row_value(keep, *logs)
+
+    if chunk is None:
+        values = value(mask, support, *inputs.values())
+    else:
+        values = _in_chunks(value, chunk, mask, support, *inputs.values())
+    return reduce([values], [mask], reduction=reduction, denominator=denominator)
+
+
+def _check_rows(inputs: Mapping[str, Tensor], mask: Tensor | None, support: Tensor | None) -> None:
+    for name, x in inputs.items():
+        check_tensor(name, x)
+        if x.dim() == 0:
+            raise InputError(
+                f"`{name}` must have a last dimension to be a distribution over, got a 0-d tensor. "
+                "Use `sampled_kl` for the log-probabilities of sampled tokens."
+            )
+        if mask is not None:
+            check_mask("mask", mask, x.shape[:-1])
+        if support is not None:
+            check_mask("support", support, x.shape)
+
+
+def _kept(mask: Tensor | None, support: Tensor | None) -> Tensor | None:
+    """Which entries exist and lie in a row that counts; None for all of them."""
+    if mask is None:
+        return None if support is None else support != 0
+    rows = (mask != 0).unsqueeze(-1)
+    return rows if support is None else rows & (support != 0)
+
+
+def _check_distribution(name: str, x: Tensor, mask: Tensor | None, support: Tensor | None) -> None:
+    keep = _kept(mask, support)
+    p = full_precision(x).exp()
+    sums = (p if keep is None else torch.where(keep, p, 0.0)).sum(-1)
+    error = (sums - 1).abs()
+    if mask is not None:
+        error = torch.where(mask != 0, error, 0.0)
+    # Log-probabilities rounded to their own precision sum to 1 within a few units of it times the
+    # entropy; the root of the unit is far above that and far below any real mistake.
+    if error.numel() and not bool((error <= torch.finfo(x.dtype).eps ** 0.5).all()):
+        worst = int(error.flatten().nan_to_num(torch.inf).argmax())
+        raise InputError(
+            f"`{name}` must hold log-probabilities that sum to 1 over the last dimension, got a "
+            f"sum of {sums.flatten()[worst].item():.6g} in row {worst}. "
+            "Use `from_logits=True` for logits, and `support` for entries that do not exist."
+        )
+
+
+def _in_chunks(
+    value: RowValue, chunk: int, mask: Tensor | None, support: Tensor | None, *inputs: Tensor
+) -> Tensor:
+    """Value a number of rows at a time, and compute them again in the backward pass.
+
+    One split into all chunks, not a slice for each: the backward of a slice is as large as the
+    whole input.
+    """
+    check_number("chunk", chunk, low=1)
+    leading, vocabulary = inputs[0].shape[:-1], inputs[0].shape[-1]
+    flat = [torch.split(x.reshape(leading.numel(), vocabulary), chunk) for x in inputs]
+    masks: Sequence[Tensor | None] = [None] * len(flat[0])
+    supports: Sequence[Tensor | None] = [support] * len(flat[0])
+    if mask is not None:
+        masks = torch.split(mask.expand(leading).flatten(), chunk)
+    if support is not None and support.dim() > 1:
+        supports = torch.split(
+            support.expand(inputs[0].shape).reshape(leading.numel(), vocabulary), chunk
+        )
+    values = [
+        value(*rows)
+        if inside_transform()
+        else checkpoint(value, *rows, use_reentrant=False, preserve_rng_state=False)
+        for rows in zip(masks, supports, *flat, strict=True)
+    ]
+    return torch.cat(values).reshape(leading)

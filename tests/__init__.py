@@ -1,0 +1,1 @@
+"""The test suite, importable so that tests can share tables and checkers."""

@@ -1,0 +1,1 @@
+"""What every penalty promises, tested once for all of them."""
