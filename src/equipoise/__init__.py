@@ -13,6 +13,7 @@ A penalty is a pure function of tensors: no weight, no state, no waiting for the
 finite value and a finite gradient wherever the mathematics has one.
 """
 
+from equipoise import schedules, tracking
 from equipoise._errors import (
     EquipoiseError,
     GradientError,
@@ -22,7 +23,11 @@ from equipoise._errors import (
     OptionError,
     UnknownOptionError,
 )
+from equipoise._evaluation import Evaluation, TermResult
 from equipoise._finite import check_finite
+from equipoise._gradients import Conflict, Gradients, TermGradient
+from equipoise._pipeline import Pipeline
+from equipoise._term import Term
 from equipoise.penalties import (
     consistency,
     elastic_net,
@@ -42,12 +47,19 @@ from equipoise.tracking import grad_norm
 __version__ = "0.1.0"
 
 __all__ = [
+    "Conflict",
     "EquipoiseError",
+    "Evaluation",
     "GradientError",
+    "Gradients",
     "InputError",
     "InputTypeError",
     "NonFiniteError",
     "OptionError",
+    "Pipeline",
+    "Term",
+    "TermGradient",
+    "TermResult",
     "UnknownOptionError",
     "check_finite",
     "consistency",
@@ -63,4 +75,6 @@ __all__ = [
     "orthogonality",
     "output_magnitude",
     "sampled_kl",
+    "schedules",
+    "tracking",
 ]

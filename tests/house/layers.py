@@ -13,9 +13,9 @@ from pathlib import Path
 # From the bottom to the top, by the first name below the package. The package itself is above all.
 LAYERS = (
     {"_types", "_errors"},
-    {"_numerics", "_finite", "_logspace", "_context"},
+    {"_numerics", "_finite", "_logspace", "_context", "_probes", "_table"},
     {"penalties", "transforms", "kernels"},
-    {"schedules", "_pipeline", "_evaluation"},
+    {"schedules", "_term", "_gradients", "_recorder", "_evaluation", "_run", "_pipeline"},
     {"tracking", "balance", "_execution", "telemetry"},
     {"training", "report", "integrations", "cli"},
 )

@@ -15,7 +15,7 @@ from equipoise._numerics import check_mask, full_precision, reduce
 from equipoise._types import Reduction
 
 RowValue = Callable[..., Tensor]
-"""Which entries exist (None: all) and log-probabilities ``[rows, vocabulary]``, to a value a row."""
+"""From which entries exist (None: all) and log-probabilities, to one value a row."""
 
 
 def reduce_rows(

@@ -1,4 +1,4 @@
-"""Which term moves the model: gradient norms."""
+"""The length of one gradient."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch import Tensor
 from equipoise._errors import GradientError, InputError, InputTypeError, check_tensor
 from equipoise._numerics import total_norm
 from equipoise._types import ScalarFunction
-
-__all__ = ["grad_norm"]
 
 
 def grad_norm(fn: ScalarFunction, x: Float[Tensor, "..."], /) -> Float[Tensor, ""]:

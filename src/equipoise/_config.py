@@ -1,0 +1,137 @@
+"""Terms as plain data, and back: for pipelines that live in a YAML or JSON file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.nn.functional as F
+
+from equipoise import schedules
+from equipoise._errors import OptionError, check_number, nearest
+from equipoise._term import Term, check_inputs, check_options, check_weight, penalty_name
+
+Penalties = Mapping[str, Callable[..., Any]]
+
+TORCH = "torch.nn.functional."
+SETTINGS = (
+    "penalty",
+    "inputs",
+    "weight",
+    "options",
+    "enabled",
+    "differentiable",
+    "every",
+    "rescale",
+)
+
+
+def term_to_config(name: str, term: Term) -> dict[str, Any]:
+    """A term's settings as plain data; those at their default are left out."""
+    with _at(name, "penalty"):
+        config: dict[str, Any] = {"penalty": _penalty_to_name(term.penalty)}
+    if term.inputs is not None:
+        config["inputs"] = list(term.inputs)
+    if not (isinstance(term.weight, float) and term.weight == 1.0):
+        with _at(name, "weight"):
+            config["weight"] = _weight_to_plain(term.weight)
+    if term.options:
+        with _at(name, "options"):
+            config["options"] = {key: _plain(key, value) for key, value in term.options.items()}
+    settings = {"enabled": True, "differentiable": True, "every": 1, "rescale": True}
+    for setting, default in settings.items():
+        if getattr(term, setting) != default:
+            config[setting] = getattr(term, setting)
+    return config
+
+
+def term_from_config(name: str, config: object, penalties: Penalties) -> Term:
+    """The term that plain data describes; a fault is reported with its path."""
+    settings = _settings(name, config)
+    with _at(name, "penalty"):
+        penalty = _penalty_from_name(settings.pop("penalty", None), penalties)
+    inputs = settings.get("inputs")
+    names = (inputs,) if isinstance(inputs, str) else None if inputs is None else tuple(inputs)
+    with _at(name, "inputs"):
+        check_inputs(names)
+    with _at(name, "weight"):
+        if isinstance(settings.get("weight"), Mapping):
+            settings["weight"] = schedules.from_config(settings["weight"])
+        check_weight(settings.get("weight", 1.0))
+    with _at(name, "options"):
+        check_options(penalty, settings.get("options") or {}, 1 if names is None else len(names))
+    with _at(name, "every"):
+        check_number("every", settings.get("every", 1), low=1)
+    return Term(penalty, **settings)
+
+
+def _settings(name: str, config: object) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise OptionError(
+            f"{name}: a term must be a mapping of settings, got {type(config).__name__}. "
+            "Use {'penalty': 'l1', 'weight': 0.001}, say."
+        )
+    for setting in config:
+        if setting not in SETTINGS:
+            raise OptionError(
+                f"{name}.{setting}: a term has the settings {', '.join(SETTINGS)}; got "
+                f"{setting!r}. {nearest(str(setting), SETTINGS)}"
+            )
+    return dict(config)
+
+
+@contextmanager
+def _at(*path: str) -> Iterator[None]:
+    """Let an option's error begin with the path of what is wrong."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{'.'.join(path)}: {error}") from error
+
+
+def _built_in() -> dict[str, Callable[..., Any]]:
+    # By name and only now: the pipeline itself knows no penalty.
+    module = importlib.import_module("equipoise.penalties")
+    return {name: getattr(module, name) for name in module.__all__}
+
+
+def _penalty_from_name(name: object, penalties: Penalties) -> Callable[..., Any]:
+    known = {**_built_in(), **penalties}
+    if isinstance(name, str) and name.startswith(TORCH):
+        function = getattr(F, name.removeprefix(TORCH), None)
+        if callable(function) and not name.removeprefix(TORCH).startswith("_"):
+            return function  # type: ignore[no-any-return]
+    if not isinstance(name, str) or name not in known:
+        raise OptionError(
+            f"a penalty must be known by name, got {name!r}. {nearest(str(name), known)} "
+            f"Functions of torch are written {TORCH}..., your own go into `penalties=`."
+        )
+    return known[name]
+
+
+def _penalty_to_name(penalty: Callable[..., Any]) -> str:
+    name = penalty_name(penalty)
+    if _built_in().get(name) is penalty or not hasattr(F, name):
+        return name
+    return TORCH + name if getattr(F, name) is penalty else name
+
+
+def _weight_to_plain(weight: object) -> object:
+    if isinstance(weight, schedules.Schedule):
+        return weight.to_config()
+    return _plain("weight", weight)
+
+
+def _plain(key: str, value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(key, item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(key, item) for k, item in value.items()}
+    raise OptionError(
+        f"`{key}` must be plain data to be written to a file, got {type(value).__name__}. "
+        "Use numbers, text and lists, or give it at the call: `pipeline(..., options=...)`."
+    )

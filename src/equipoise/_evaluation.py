@@ -1,0 +1,207 @@
+"""The result of calling a pipeline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from equipoise._gradients import Gradients
+from equipoise._recorder import BASE, Recorder
+from equipoise._table import as_html, as_text, number
+
+Number = float | Tensor
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class TermResult:
+    """One term of an evaluation, in the graph: ``contribution = weight · value``."""
+
+    name: str
+    value: Tensor
+    weight: Number
+    contribution: Tensor
+    metrics: Mapping[str, Number]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """What a pipeline computed: the total in the graph, its parts, and the gradient report.
+
+    ``total = base + penalty``, where ``penalty`` is the sum of ``weight · value`` over ``terms``,
+    the base left out.
+
+    *At the edge:* only `metrics`, `to_dict`, `to_json` and printing wait for the device, each of
+    them once. After the backward pass of a tracked evaluation the gradient report is there for
+    free; before it, asking differentiates every term down to the inputs, and the graph stays.
+
+    >>> import torch, equipoise as eq
+    >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=0.1), l2=eq.Term(eq.l2, weight=0.01))
+    >>> result = pipeline(torch.tensor([1.0, -2.0], requires_grad=True), track=True)
+    >>> result.total.backward()
+    >>> print(result)
+    term     value    weight    contribution    gradient
+    l1           3       0.1             0.3      0.1414
+    l2           5      0.01            0.05     0.04472
+    total                               0.35      0.1844
+    """
+
+    total: Tensor
+    penalty: Tensor
+    base: Tensor | None
+    terms: Mapping[str, TermResult]
+    tracked: bool
+    _base: TermResult | None = field(default=None)
+    _recorder: Recorder = field(default_factory=lambda: Recorder(None))
+
+    @property
+    def gradients(self) -> Gradients:
+        """The gradient report at the pipeline's inputs."""
+        return self._recorder.report()
+
+    def metrics(self) -> dict[str, float]:
+        """Every figure by a flat name, as Python numbers, in one transfer from the device."""
+        return on_host(self._figures())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure as nested plain data, in one transfer from the device."""
+        weights = {("weight", name): term.weight for name, term in self.terms.items()}
+        figures: dict[Any, float] = on_host({**self._figures(), **weights})
+
+        def described(name: str) -> dict[str, Any]:
+            custom = self.results[name].metrics
+            return {
+                "value": figures[name],
+                "grad_norm": figures.get(f"{name}_grad_norm"),
+                "custom": {key: figures[f"{name}/{key}"] for key in custom},
+            }
+
+        return {
+            "loss_total": figures["total"],
+            "base_loss": None if self._base is None else described(BASE),
+            "regularizers": {
+                name: {
+                    **described(name),
+                    "weight": figures["weight", name],
+                    "contribution": figures[f"{name}_weighted"],
+                    "grad_norm_weighted": figures.get(f"{name}_grad_norm_weighted"),
+                }
+                for name in self.terms
+            },
+            "regularizer_total": figures["penalty"],
+            "total_grad_norm": figures.get("total_grad_norm"),
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """`to_dict` as JSON, valid always: NaN and infinities become strings."""
+        return json.dumps(_valid(self.to_dict()), allow_nan=False, indent=indent)
+
+    def __str__(self) -> str:
+        return as_text(*self._table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._table())
+
+    @property
+    def results(self) -> dict[str, TermResult]:
+        """The base, if there is one, and the terms."""
+        return {**({} if self._base is None else {BASE: self._base}), **self.terms}
+
+    @property
+    def has_report(self) -> bool:
+        """Whether gradients were tracked, and there was an input to track them at."""
+        return self.tracked and bool(self._recorder.entries)
+
+    def _report(self) -> Gradients | None:
+        return self.gradients if self.has_report else None
+
+    def _figures(self) -> dict[str, Number]:
+        figures: dict[str, Number] = {"total": self.total}
+        if self.base is not None:
+            figures[BASE] = self.base
+        figures["penalty"] = self.penalty
+        for name, term in self.terms.items():
+            figures[name], figures[f"{name}_weighted"] = term.value, term.contribution
+        for name, result in self.results.items():
+            figures.update({f"{name}/{key}": value for key, value in result.metrics.items()})
+        report = self._report()
+        return figures if report is None else {**figures, **gradient_figures(report)}
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        report = self._report()
+        figures: dict[Any, Number] = {**self._figures()}
+        for name, result in self.results.items():
+            figures["weight", name] = result.weight
+            figures.setdefault(f"{name}_weighted", result.contribution)
+        header = ["term", "value", "weight", "contribution"]
+        columns = ["{}_grad_norm_weighted"]
+        if report is not None:
+            header.append("gradient")
+            figures.setdefault("base_grad_norm_weighted", figures.get("base_grad_norm", math.nan))
+        if report is not None and report.grams is not None:
+            header.append("share")
+            figures.update({f"{name}_share": share for name, share in report.shares.items()})
+            columns.append("{}_share")
+            if BASE in report.names and BASE not in report.errors:
+                header.append("cosine to base")
+                figures.update({f"{n}_cosine": report.cosine(n, BASE) for n in report.shares})
+                columns.append("{}_cosine")
+        columns = columns if report is not None else []
+        host = on_host(figures)
+        rows = [
+            [
+                name,
+                number(host[name]),
+                number(host["weight", name]),
+                number(host[f"{name}_weighted"]),
+                *(number(host.get(column.format(name))) for column in columns),
+            ]
+            for name in self.results
+        ]
+        total = ["total", "", "", number(host["total"])]
+        if columns:
+            total += [number(host["total_grad_norm"]), *[""] * (len(columns) - 1)]
+        return header, [*rows, total]
+
+
+def gradient_figures(report: Gradients) -> dict[str, Number]:
+    """The report by flat names."""
+    figures: dict[str, Number] = {}
+    for name, term in report.terms.items():
+        if term.grad_norm is None or term.grad_norm_weighted is None:
+            figures[f"{name}_grad_norm_error"] = 1.0
+            continue
+        figures[f"{name}_grad_norm"] = term.grad_norm
+        if name != BASE:
+            figures[f"{name}_grad_norm_weighted"] = term.grad_norm_weighted
+    figures["total_grad_norm"] = report.total_norm
+    return figures
+
+
+def on_host(figures: Mapping[K, Number]) -> dict[K, float]:
+    """Python numbers, fetched from the device all at once."""
+    tensors = {name: f.detach() for name, f in figures.items() if isinstance(f, Tensor)}
+    devices = {t.device for t in tensors.values() if t.device.type != "cpu"}
+    there = next(iter(devices), torch.device("cpu"))
+    wide = torch.float32 if there.type == "mps" else torch.float64
+    numbers: list[float] = []
+    if tensors:
+        numbers = torch.stack([t.to(there, wide) for t in tensors.values()]).tolist()
+    fetched = dict(zip(tensors, numbers, strict=True))
+    return {n: fetched[n] if n in fetched else float(f) for n, f in figures.items()}
+
+
+def _valid(data: Any) -> Any:  # noqa: ANN401
+    if isinstance(data, dict):
+        return {key: _valid(value) for key, value in data.items()}
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
+    return data

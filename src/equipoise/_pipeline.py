@@ -1,0 +1,328 @@
+"""The pipeline: named terms, weighted and added up."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from equipoise._config import term_from_config, term_to_config
+from equipoise._errors import InputError, InputTypeError, OptionError, check_choice, nearest
+from equipoise._evaluation import Evaluation
+from equipoise._recorder import BASE, Level
+from equipoise._run import SINGLE, keys_of, run
+from equipoise._term import Term, Weight, check_options, in_formula, is_due
+
+Track = bool | Level | Callable[[int | None], bool | Level]
+"""Whether gradients are tracked at a step, and what of them; or a function that says so."""
+
+Base = Tensor | Callable[..., Any]
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A tracking policy that wants to be shown every total."""
+
+    def observe(self, total: Tensor, /) -> None:
+        """Take note of a total."""
+
+
+RESERVED_NAMES = ("total", "penalty")
+RESERVED_ENDINGS = ("_weighted", "_grad_norm", "_grad_norm_weighted", "_grad_norm_error")
+
+
+class Pipeline:
+    """Terms with unique names; calling it evaluates them and adds them up.
+
+    Frozen: every edit returns a new pipeline. It keeps no state, so that there is nothing to save;
+    ``step`` is an argument of the call. The term named ``base`` is the task loss: its weight is 1,
+    and it is no part of the penalty. It may be given at the call instead.
+
+    *At the edge:* without any term and base there is nothing to evaluate, which is an error; with
+    every term disabled the total is a zero on the inputs' device. Misspelt names are errors that
+    suggest the near one. A failing term's exception says which term it was.
+
+    >>> import torch, equipoise as eq
+    >>> pipeline = eq.Pipeline(
+    ...     sparsity=eq.Term(eq.l1, inputs="hidden", weight=1e-3),
+    ...     distill=eq.Term(eq.kl_divergence, inputs=("teacher", "student"), weight=0.1),
+    ... )
+    >>> print(pipeline.reweighted(sparsity=0.01))
+    0.01·sparsity(hidden) + 0.1·distill(teacher, student)
+    >>> eq.Pipeline(l1=eq.Term(eq.l1, weight=0.5))(torch.tensor([1.0, -2.0])).total
+    tensor(1.5000)
+    """
+
+    __slots__ = ("_terms",)
+    _terms: dict[str, Term]
+
+    def __init__(self, /, **terms: Term) -> None:
+        for name, term in terms.items():
+            _check_name(name)
+            _check_term(name, term)
+        object.__setattr__(self, "_terms", dict(terms))
+
+    @property
+    def terms(self) -> Mapping[str, Term]:
+        """The terms by name, in order."""
+        return MappingProxyType(self._terms)
+
+    def __call__(
+        self,
+        x: Any = None,  # noqa: ANN401
+        /,
+        *,
+        base: Base | None = None,
+        step: int | None = None,
+        track: Track = False,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        **inputs: Any,  # noqa: ANN401
+    ) -> Evaluation:
+        """Evaluate every enabled term and add them up.
+
+        ``x`` is the one input of terms that name none; ``inputs`` are the named ones: tensors,
+        lists of tensors, or any data. ``base`` is a scalar tensor, or a function whose parameters
+        are named like inputs. ``track`` is False, ``"norms"`` (or True), ``"gram"``, or a function
+        of the step that returns one of these. ``options`` override a term's own for this call:
+        ``{"distill": {"temperature": 2.0}}``.
+
+        A base that comes as a tensor costs tracking one partial backward pass, from the base to the
+        inputs; as a function it costs nothing more.
+        """
+        named = self._inputs(x, inputs)
+        overrides = self._overrides(options or {})
+        terms = {n: t for n, t in self._terms.items() if t.enabled and is_due(t, step)}
+        if callable(base) and not isinstance(base, Tensor):
+            terms = {BASE: _base_term(base, named), **terms}
+        self._check_base(base)
+        self._check_inputs(terms, named)
+        result = run(
+            terms,
+            named,
+            base=base if isinstance(base, Tensor) else None,
+            step=step,
+            level=_level(track, step),
+            overrides=overrides,
+        )
+        if isinstance(track, Observer):
+            track.observe(result.total)
+        return result
+
+    # Editing
+
+    def reweighted(self, **weights: Weight) -> Pipeline:
+        """A copy with other weights: ``pipeline.reweighted(l1=0.02)``."""
+        return self._changed({name: {"weight": weight} for name, weight in weights.items()})
+
+    def enable(self, *names: str) -> Pipeline:
+        """A copy in which these terms are evaluated."""
+        return self._changed({name: {"enabled": True} for name in names})
+
+    def disable(self, *names: str) -> Pipeline:
+        """A copy in which these terms are neither evaluated nor reported."""
+        return self._changed({name: {"enabled": False} for name in names})
+
+    def with_term(self, name: str, term: Term) -> Pipeline:
+        """A copy with one more term, at the end."""
+        if name in self._terms:
+            raise OptionError(
+                f"term names must be unique, got {name!r} again. "
+                "Use another name, or `without` to take the old one out first."
+            )
+        return Pipeline(**self._terms, **{name: term})
+
+    def without(self, *names: str) -> Pipeline:
+        """A copy without these terms."""
+        self._check_known(names)
+        return Pipeline(**{n: t for n, t in self._terms.items() if n not in names})
+
+    def renamed(self, **names: str) -> Pipeline:
+        """A copy with other names: ``pipeline.renamed(l1="sparsity")``."""
+        self._check_known(names)
+        new = [names.get(name, name) for name in self._terms]
+        if len(set(new)) < len(new):
+            raise OptionError(f"term names must be unique, got {new}. Use a name not yet taken.")
+        return Pipeline(**dict(zip(new, self._terms.values(), strict=True)))
+
+    def _changed(self, changes: Mapping[str, Mapping[str, Any]]) -> Pipeline:
+        self._check_known(changes)
+        return Pipeline(
+            **{
+                n: t.with_changes(**changes[n]) if n in changes else t
+                for n, t in self._terms.items()
+            }
+        )
+
+    # Plain data
+
+    def to_config(self) -> dict[str, dict[str, Any]]:
+        """The pipeline as plain data, for a YAML or JSON file.
+
+        Penalties are written by name; your own are read back from ``penalties`` of `from_config`.
+        """
+        return {name: term_to_config(name, term) for name, term in self._terms.items()}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], *, penalties: Mapping[str, Callable[..., Any]] | None = None
+    ) -> Pipeline:
+        """Read a pipeline from plain data: ``{"sparsity": {"penalty": "l1", "weight": 0.001}}``.
+
+        A penalty is a name of this library, of `torch.nn.functional` (with that prefix), or of
+        ``penalties``. A fault is reported with its path: ``sparsity.options: ...``.
+        """
+        if not isinstance(config, Mapping):
+            raise OptionError(
+                f"a pipeline must be a mapping from names to terms, got {type(config).__name__}. "
+                "Use {'sparsity': {'penalty': 'l1'}}, say."
+            )
+        known = penalties or {}
+        return cls(**{str(n): term_from_config(str(n), t, known) for n, t in config.items()})
+
+    # Looking
+
+    def __getitem__(self, name: str) -> Term:
+        self._check_known([name])
+        return self._terms[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._terms)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def __str__(self) -> str:
+        written = [in_formula(n, t) for n, t in self._terms.items() if t.enabled]
+        return re.sub(r"\+ -", "− ", " + ".join(written)) or "0"
+
+    def __repr__(self) -> str:
+        lines = "".join(f"    {name}={term!r},\n" for name, term in self._terms.items())
+        return f"Pipeline(\n{lines})" if lines else "Pipeline()"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"a pipeline is frozen, got an assignment to {name!r}. "
+            "Use `reweighted`, `with_term`, `without` and the like, which return a copy."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._terms,)
+
+    # Checking
+
+    def _inputs(self, x: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+        if x is None:
+            return inputs
+        if SINGLE in inputs:
+            raise InputError(f"the input {SINGLE!r} must be given once, got it twice. Use one.")
+        return {SINGLE: x, **inputs}
+
+    def _overrides(
+        self, options: Mapping[str, Mapping[str, Any]]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        self._check_known(options)
+        for name, given in options.items():
+            term = self._terms[name]
+            check_options(term.penalty, {**term.options, **given}, len(keys_of(term)))
+        return options
+
+    def _check_known(self, names: Mapping[str, Any] | list[str] | tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self._terms:
+                raise OptionError(
+                    f"the pipeline has the terms {', '.join(self._terms) or '(none)'}, got "
+                    f"{name!r}. {nearest(name, self._terms) if self._terms else 'Use `with_term`.'}"
+                )
+
+    def _check_base(self, base: Base | None) -> None:
+        if base is None:
+            if not self._terms:
+                raise InputError(
+                    "a pipeline must have a term or a base to evaluate, got neither. "
+                    "Use `Pipeline(l1=Term(eq.l1))`, say."
+                )
+            return
+        if BASE in self._terms:
+            raise InputError(
+                "the base must be given once, got a term and an argument. "
+                "Use `pipeline.without('base')` to give it at the call."
+            )
+        if isinstance(base, Tensor) and base.numel() != 1:
+            raise InputError(
+                f"`base` must be a scalar, got shape {tuple(base.shape)}. Use `.mean()`."
+            )
+        if not isinstance(base, Tensor) and not callable(base):
+            raise InputTypeError(
+                f"`base` must be a scalar tensor or a function, got {type(base).__name__}. "
+                "Use the task loss."
+            )
+
+    def _check_inputs(self, terms: Mapping[str, Term], inputs: Mapping[str, Any]) -> None:
+        for name, term in terms.items():
+            for key in keys_of(term):
+                if key not in inputs:
+                    how = "pipeline(x)" if term.inputs is None else f"pipeline({key}=...)"
+                    raise InputError(
+                        f"the term {name!r} reads the input {key!r}, got "
+                        f"{', '.join(map(repr, inputs)) or 'none'}. Use `{how}`."
+                    )
+        known = {key for term in self._terms.values() for key in keys_of(term)}
+        known |= {key for term in terms.values() for key in keys_of(term)}
+        for key in inputs:
+            if key not in known:
+                raise InputError(
+                    f"the pipeline reads the inputs {', '.join(sorted(known)) or '(none)'}, got "
+                    f"{key!r}. {nearest(key, known) if known else 'Use terms that read it.'}"
+                )
+
+
+def _unpickled(terms: dict[str, Term]) -> Pipeline:
+    return Pipeline(**terms)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise OptionError(
+            f"a term's name must consist of letters, digits, '_', '.' and '-', got {name!r}. "
+            "Use a name that every logger accepts."
+        )
+    if name in RESERVED_NAMES or name.endswith(RESERVED_ENDINGS):
+        raise OptionError(
+            f"a term's name must not be {', '.join(RESERVED_NAMES)} or end in "
+            f"{', '.join(RESERVED_ENDINGS)}, which name metrics, got {name!r}. Use another."
+        )
+
+
+def _check_term(name: str, term: object) -> None:
+    if not isinstance(term, Term):
+        raise InputTypeError(
+            f"{name!r} must be a Term, got {type(term).__name__}. Use `Term(...)` around it."
+        )
+    if name == BASE and (isinstance(term.weight, Tensor) or term.weight != 1.0):
+        raise OptionError(
+            f"the base must have weight 1, got {term.weight!r}. "
+            "Use weights on the other terms, or another name."
+        )
+
+
+def _base_term(base: Callable[..., Any], inputs: Mapping[str, Any]) -> Term:
+    names = tuple(inspect.signature(base).parameters)
+    missing = [name for name in names if name not in inputs]
+    if missing or not names:
+        raise InputError(
+            f"a base function's parameters must be named like inputs ({', '.join(inputs)}), got "
+            f"{', '.join(names) or 'none'}. Use `lambda student, labels: ...`, say."
+        )
+    return Term(base, inputs=names)
+
+
+def _level(track: Track, step: int | None) -> Level | None:
+    decided = track(step) if callable(track) else track
+    if isinstance(decided, bool) or decided is None:
+        return "norms" if decided else None
+    check_choice("track", decided, (False, True, "norms", "gram"))
+    return decided

@@ -1,0 +1,183 @@
+"""Evaluating terms, once: aliases in, values out, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from equipoise._context import compiling, inside_transform
+from equipoise._errors import InputError, InputTypeError
+from equipoise._evaluation import Evaluation, Number, TermResult
+from equipoise._probes import map_tensors, tensors_in
+from equipoise._recorder import BASE, Level, Place, Reading, Recorder
+from equipoise._term import Term, weight_at
+
+SINGLE = "x"
+"""What the one tensor of a pipeline without named inputs is called."""
+
+Metrics = Mapping[str, Number]
+Edges = Mapping[Place, GradientEdge]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One term, with the weight and the options it has this time."""
+
+    name: str
+    term: Term
+    weight: Number
+    options: Mapping[str, Any]
+
+    def value(self, arguments: list[Any]) -> tuple[Tensor, Metrics]:
+        """The penalty's value, checked, and its metrics."""
+        if self.term.differentiable:
+            returned = self.term.penalty(*arguments, **self.options)
+        else:
+            with torch.no_grad():
+                returned = self.term.penalty(*arguments, **self.options)
+        value, metrics = returned if isinstance(returned, tuple) else (returned, {})
+        if not isinstance(value, Tensor):
+            raise InputTypeError(
+                f"the term {self.name!r} must return a scalar tensor, or that and its metrics, got "
+                f"{type(value).__name__}. Use `torch.as_tensor`."
+            )
+        if value.numel() != 1:
+            raise InputError(
+                f"the term {self.name!r} must return a scalar, got shape {tuple(value.shape)}. "
+                "Use reduction='mean', or `.sum()`."
+            )
+        return value.reshape(()), metrics
+
+    def result(self, value: Tensor, metrics: Metrics) -> TermResult:
+        """The value with its weight."""
+        contribution = value if self.name == BASE else self.weight * value
+        return TermResult(self.name, value, self.weight, contribution, metrics)
+
+    def reading(self, value: Tensor, edges: Edges, *, some_input: bool) -> Reading:
+        """The value with the reason why it has no gradient, if it has none."""
+        error = None
+        if not self.term.differentiable:
+            error = "it is marked differentiable=False"
+        elif not some_input:
+            error = "none of its inputs requires grad"
+        elif not value.requires_grad:
+            error = "its value has no graph: something in it is detached or not differentiable"
+        return Reading(self.weight, value, edges, error)
+
+
+def run(
+    terms: Mapping[str, Term],
+    inputs: Mapping[str, Any],
+    *,
+    base: Tensor | None,
+    step: int | None,
+    level: Level | None,
+    overrides: Mapping[str, Mapping[str, Any]],
+) -> Evaluation:
+    """Evaluate the terms on the inputs and add them up."""
+    recorder = Recorder(level, in_graph=compiling() or inside_transform())
+    read = {key for term in terms.values() for key in keys_of(term)}
+    seen = {key: x for key, x in inputs.items() if key in read or base is not None}
+    if not recorder.in_graph:
+        seen = {key: recorder.enter(key, x) for key, x in seen.items()}
+    results = {}
+    for name, term in terms.items():
+        weight = 1.0 if name == BASE else weight_at(term, step)
+        call = Call(name, term, weight, {**term.options, **overrides.get(name, {})})
+        if recorder.in_graph:
+            results[name] = _in_graph(recorder, call, seen)
+        else:
+            try:
+                results[name] = _probed(recorder, call, seen)
+            except Exception as error:
+                error.add_note(f"in the term {name!r}")
+                raise
+    if recorder.in_graph:
+        recorder.measure()
+    return _added_up(results, inputs, base, recorder)
+
+
+def keys_of(term: Term) -> tuple[str, ...]:
+    """The inputs a term reads."""
+    return (SINGLE,) if term.inputs is None else term.inputs
+
+
+def _probed(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> TermResult:
+    """The usual way: the term reads aliases of its own, and backward shows its gradient."""
+    edges: dict[Place, GradientEdge] = {}
+    keys = keys_of(call.term)
+    value, metrics = call.value([recorder.read(call.name, k, inputs[k], edges) for k in keys])
+    recorder.readings[call.name] = call.reading(value, edges, some_input=bool(edges))
+    return call.result(value, metrics)
+
+
+def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> TermResult:
+    """Inside a compiled function or a transform: the gradient is taken along with the value."""
+    arguments = [inputs[key] for key in keys_of(call.term)]
+    places: list[Place] = []
+    tensors: list[Tensor] = []
+    for key, argument in zip(keys_of(call.term), arguments, strict=True):
+        found = tensors_in(argument)
+        tensors += found
+        places += [(key, number) for number in range(len(found))]
+    recorder.entries.update(dict.fromkeys(places))
+    if recorder.level is None or not tensors or not call.term.differentiable:
+        value, metrics = call.value(arguments)
+        recorder.readings[call.name] = call.reading(value, {}, some_input=bool(tensors))
+        return call.result(value, metrics)
+    plain: dict[str, Number] = {}
+
+    def value_of(*moved: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        remaining = iter(moved)
+        value, metrics = call.value([map_tensors(lambda _: next(remaining), a) for a in arguments])
+        plain.update({k: m for k, m in metrics.items() if not isinstance(m, Tensor)})
+        return value, {k: m for k, m in metrics.items() if isinstance(m, Tensor)}
+
+    value, pull, measured = torch.func.vjp(value_of, *tensors, has_aux=True)  # type: ignore[misc]
+    for place, gradient in zip(places, pull(torch.ones_like(value)), strict=True):
+        recorder.at_hand.setdefault(place, {})[call.name] = call.weight * gradient.detach()
+    recorder.readings[call.name] = Reading(call.weight, value, {}, None)
+    return call.result(value, {**plain, **measured})
+
+
+def _added_up(
+    results: dict[str, TermResult],
+    inputs: Mapping[str, Any],
+    base: Tensor | None,
+    recorder: Recorder,
+) -> Evaluation:
+    base_result = results.pop(BASE, None)
+    if base is not None:
+        recorder.take_base(base)
+        base_result = TermResult(BASE, base, 1.0, base, {})
+    penalty = None
+    for result in results.values():
+        penalty = result.contribution if penalty is None else penalty + result.contribution
+    penalty = _zero(inputs, recorder) if penalty is None else recorder.watch(penalty, base=False)
+    total, shown = penalty, None
+    if base_result is not None:
+        shown = recorder.watch(base_result.value, base=True)
+        total = shown + penalty if results else shown
+    return Evaluation(
+        total=total,
+        penalty=penalty,
+        base=shown,
+        terms=results,
+        tracked=recorder.level is not None,
+        _base=base_result,
+        _recorder=recorder,
+    )
+
+
+def _zero(inputs: Mapping[str, Any], recorder: Recorder) -> Tensor:
+    """Nothing to add up: a zero where the inputs are, on which `backward` does nothing."""
+    found: list[Tensor] = [x for x in inputs.values() if isinstance(x, Tensor)]
+    floats = [x for x in found if x.is_floating_point()]
+    like = next(iter(floats), None)
+    zero = torch.zeros(()) if like is None else like.new_zeros(())
+    return zero.requires_grad_() if recorder.entries and not compiling() else zero

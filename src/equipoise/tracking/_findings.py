@@ -1,0 +1,170 @@
+"""What looks wrong in a series of gradient reports: one rule a fault."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+Kind = Literal["conflict", "dead", "dominated", "empty", "exploding", "weightless"]
+
+DOMINATED = 100.0
+"""A term this many times below the largest hardly moves the model."""
+CONFLICT = -0.1
+"""Below this cosine two terms pull against each other."""
+OFTEN = 0.9
+"""In this part of the steps a conflict is no accident."""
+EXPLODING = 10.0
+"""A norm this many times above its median has exploded."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's figures on the host, by term and by pair of terms."""
+
+    values: Mapping[str, float]
+    weights: Mapping[str, float]
+    norms: Mapping[str, float]
+    cosines: Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to look at: what, in which term, in words, and the numbers behind it."""
+
+    kind: Kind
+    term: str
+    message: str
+    threshold: float
+    window: int
+    evidence: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.term}: {self.message}"
+
+
+def column(steps: Sequence[Step], figure: str, name: str) -> list[float]:
+    """One term's figure over the steps that have it."""
+    found: Iterator[Mapping[str, float]] = (getattr(step, figure) for step in steps)
+    return [figures[name] for figures in found if name in figures]
+
+
+def terms(steps: Sequence[Step]) -> list[str]:
+    """All terms of these steps, in order."""
+    return list(dict.fromkeys(name for step in steps for name in step.values))
+
+
+def findings(steps: Sequence[Step]) -> list[Finding]:
+    """Everything that looks wrong."""
+    return [finding for rule in RULES for finding in rule(steps)]
+
+
+def weightless(steps: Sequence[Step]) -> Iterator[Finding]:
+    """A term whose weight is 0 throughout."""
+    for name in terms(steps):
+        weights = column(steps, "weights", name)
+        if not any(weights):
+            yield Finding(
+                kind="weightless",
+                term=name,
+                message=f"its weight was 0 in all {len(weights)} steps",
+                threshold=0.0,
+                window=len(weights),
+                evidence={"largest weight": 0.0},
+            )
+
+
+def motionless(steps: Sequence[Step]) -> Iterator[Finding]:
+    """A term without any gradient: dead, or with nothing to look at."""
+    for name in terms(steps):
+        norms, values = column(steps, "norms", name), column(steps, "values", name)
+        if not norms or any(norms) or not any(column(steps, "weights", name)):
+            continue
+        empty = not any(values)
+        yield Finding(
+            kind="empty" if empty else "dead",
+            term=name,
+            message=(
+                f"value and gradient were 0 in all {len(norms)} steps, as with an empty mask"
+                if empty
+                else f"its gradient was 0 in all {len(norms)} steps"
+            ),
+            threshold=0.0,
+            window=len(norms),
+            evidence={"largest norm": 0.0, "mean value": statistics.fmean(values)},
+        )
+
+
+def dominated(steps: Sequence[Step]) -> Iterator[Finding]:
+    """A term far below the largest one."""
+    means = {name: _mean(column(steps, "norms", name)) for name in terms(steps)}
+    largest = max(means, key=lambda name: means[name])
+    for name, mean in means.items():
+        if mean > 0 and means[largest] > DOMINATED * mean:
+            factor = means[largest] / mean
+            yield Finding(
+                kind="dominated",
+                term=name,
+                message=f"{factor:.3g}× below {largest} on average, and hardly moves the model",
+                threshold=DOMINATED,
+                window=len(steps),
+                evidence={"mean norm": mean, f"mean norm of {largest}": means[largest]},
+            )
+
+
+def conflicting(steps: Sequence[Step]) -> Iterator[Finding]:
+    """Two terms that pull against each other nearly always."""
+    for first, second in combinations(terms(steps), 2):
+        pair = [s.cosines[first, second] for s in steps if (first, second) in s.cosines]
+        against = [cosine for cosine in pair if cosine < CONFLICT]
+        if pair and len(against) >= OFTEN * len(pair):
+            yield Finding(
+                kind="conflict",
+                term=first,
+                message=(
+                    f"pulls against {second} in {len(against)} of {len(pair)} steps, mean cosine "
+                    f"{_mean(pair):.2f}"
+                ),
+                threshold=CONFLICT,
+                window=len(pair),
+                evidence={"mean cosine": _mean(pair), "part of steps": len(against) / len(pair)},
+            )
+
+
+def exploding(steps: Sequence[Step]) -> Iterator[Finding]:
+    """A term whose last norm is far above its median, or not finite."""
+    for name in terms(steps):
+        norms = column(steps, "norms", name)
+        finite = [norm for norm in norms if math.isfinite(norm)]
+        usual = statistics.median(finite) if finite else 0.0
+        # NaN is below no limit, and so counts as exploding.
+        if (
+            norms
+            and not norms[-1] <= EXPLODING * usual
+            and len(norms) > 1
+            and (usual or finite != norms)
+        ):
+            yield Finding(
+                kind="exploding",
+                term=name,
+                message=f"its norm is {norms[-1]:.3g}, with a median of {usual:.3g}",
+                threshold=EXPLODING,
+                window=len(norms),
+                evidence={"last norm": norms[-1], "median norm": usual},
+            )
+
+
+RULES: tuple[Callable[[Sequence[Step]], Iterator[Finding]], ...] = (
+    exploding,
+    motionless,
+    weightless,
+    dominated,
+    conflicting,
+)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return statistics.fmean(numbers) if numbers else 0.0

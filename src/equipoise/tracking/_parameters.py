@@ -1,0 +1,181 @@
+"""The gradient report with respect to parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from equipoise._errors import GradientError, InputError
+from equipoise._evaluation import Evaluation
+from equipoise._gradients import Gradients
+from equipoise._numerics import total_norm
+from equipoise._recorder import Figures, Level, Place, filled
+
+Parameters = Iterable[Tensor] | Mapping[str, Iterable[Tensor]]
+
+
+def parameter_gradients(
+    result: Evaluation,
+    parameters: Parameters,
+    /,
+    *,
+    level: Level = "norms",
+    set_grad: bool = True,
+    scale: float | Tensor = 1.0,
+    check_against: Gradients | None = None,
+) -> Gradients:
+    """Differentiate every term with respect to parameters, and report as at the inputs.
+
+    One backward pass a term. Their sum *is* the training gradient: it is added to each parameter's
+    ``.grad`` (times ``scale``), so that ``result.total.backward()`` is not needed any more, and the
+    graph is gone. Penalties that read weights directly are counted here too.
+
+    For a part of the model (``model.lm_head.parameters()``) the passes end early and cost less;
+    then give ``set_grad=False``, which leaves graph and ``.grad`` alone, and call ``backward``
+    yourself.
+    A mapping from names to parameters reports each group by itself in ``by_input``.
+
+    ``check_against=result.gradients`` says in ``deviations`` how far each term's share at the
+    parameters is from its share at the inputs: whether the free report can be trusted here.
+
+    *At the edge:* a term without a gradient is reported with its reason. Terms are differentiated
+    one after the other, so that with ``level="norms"`` two sets of gradients are held at a time;
+    with ``"gram"`` one for each term. Under data parallelism the gradients are those of this
+    process alone: use ``set_grad=False`` and ``backward``, which averages them.
+
+    >>> import torch, equipoise as eq
+    >>> weight = torch.tensor([3.0, -4.0], requires_grad=True)
+    >>> pipeline = eq.Pipeline(
+    ...     l1=eq.Term(eq.l1, inputs="weights"), l2=eq.Term(eq.l2, inputs="weights", weight=0.5)
+    ... )
+    >>> report = eq.tracking.parameter_gradients(pipeline(weights=[weight]), [weight])
+    >>> report.weighted["l2"].item(), weight.grad
+    (5.0, tensor([ 4., -5.]))
+    """
+    places = _places(parameters)
+    if result.tracked and set_grad:
+        _ = result.gradients  # `metrics` will ask for it, and the graph it needs is about to go
+    passes = _Passes(places, level)
+    terms = result.results
+    differentiable = [name for name, term in terms.items() if _reason(name, result) is None]
+    if not differentiable:
+        raise GradientError(
+            "parameter gradients need a term with a graph, got none. "
+            "Use a result computed with gradients enabled, before its backward pass."
+        )
+    for name in differentiable:
+        keep = not set_grad or name != differentiable[-1]
+        passes.add(name, terms[name].contribution, keep_graph=keep)
+    if set_grad:
+        passes.accumulate(scale)
+    errors = {name: reason for name in terms if (reason := _reason(name, result)) is not None}
+    for name in differentiable:
+        if name not in passes.reached:
+            errors[name] = "its value does not depend on these parameters"
+    report = Gradients(
+        names=tuple(terms),
+        inputs=tuple(dict.fromkeys(group for group, _ in places)),
+        weights=tuple(term.weight for term in terms.values()),
+        errors=errors,
+        squares=torch.zeros(0),
+    )
+    report = filled(report, passes.figures())
+    return report if check_against is None else _compared(report, check_against)
+
+
+def _places(parameters: Parameters) -> dict[Place, Tensor]:
+    if isinstance(parameters, Mapping):
+        groups = {name: list(group) for name, group in parameters.items()}
+    else:
+        groups = {"parameters": list(parameters)}
+    places = {
+        (name, i): tensor
+        for name, group in groups.items()
+        for i, tensor in enumerate(group)
+        if tensor.requires_grad
+    }
+    if not places:
+        raise InputError(
+            "`parameters` must hold tensors that require grad, got none. Use "
+            "`list(model.parameters())`: a generator can be read only once."
+        )
+    return places
+
+
+def _reason(name: str, result: Evaluation) -> str | None:
+    """Why a term has no gradient at any parameter, if that can be told before trying."""
+    term = result.results[name]
+    if not term.contribution.requires_grad:
+        return "its value has no graph"
+    if not isinstance(term.weight, Tensor) and term.weight == 0:
+        return "its weight is 0, so that no gradient flows"
+    return None
+
+
+class _Passes:
+    """One backward pass a term; the sum, and of each pass only what the level needs."""
+
+    def __init__(self, places: dict[Place, Tensor], level: Level) -> None:
+        self.places = places
+        self.level = level
+        self.sums: dict[Place, Tensor] = {}
+        self.kept: dict[Place, dict[str, Tensor]] = {}
+        self.reached: set[str] = set()
+
+    def add(self, name: str, contribution: Tensor, *, keep_graph: bool) -> None:
+        try:
+            gradients = torch.autograd.grad(
+                contribution,
+                list(self.places.values()),
+                retain_graph=keep_graph,
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            error.add_note(f"in the term {name!r}")
+            raise
+        for place, gradient in zip(self.places, gradients, strict=True):
+            if gradient is None:
+                continue
+            self.reached.add(name)
+            before = self.sums.get(place)
+            self.sums[place] = gradient if before is None else before + gradient
+            kept = gradient if self.level == "gram" else total_norm([gradient])
+            self.kept.setdefault(place, {})[name] = kept
+
+    def accumulate(self, scale: float | Tensor) -> None:
+        """Add the sums to the parameters' gradients, as a backward pass does."""
+        scaled = isinstance(scale, Tensor) or scale != 1.0
+        for place, gradient in self.sums.items():
+            parameter = self.places[place]
+            addend = gradient * scale if scaled else gradient
+            if parameter.grad is None:
+                # A view or an expanded gradient would share its memory with something else.
+                parameter.grad = addend.clone() if self.level == "gram" else addend.contiguous()
+            else:
+                parameter.grad = parameter.grad + addend
+
+    def figures(self) -> dict[Place, Figures]:
+        if self.level == "gram":
+            return {place: Figures.of(kept, "gram") for place, kept in self.kept.items()}
+        return {
+            place: Figures.of_norms(kept, [*kept.values(), total_norm([self.sums[place]])])
+            for place, kept in self.kept.items()
+        }
+
+
+def _compared(report: Gradients, other: Gradients) -> Gradients:
+    ours, theirs = _parts(report), _parts(other)
+    return replace(
+        report,
+        deviations={name: (ours[name] - theirs[name]).abs() for name in ours if name in theirs},
+    )
+
+
+def _parts(report: Gradients) -> dict[str, Tensor]:
+    """Each term's norm as a part of the sum of all norms."""
+    norms = {n: norm for n, norm in report.weighted.items() if norm is not None}
+    together = torch.stack([*norms.values()]).sum()
+    return {name: norm / together for name, norm in norms.items()}
