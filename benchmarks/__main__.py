@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-ALL = ("norms", "penalties", "chunks")
+ALL = ("tracking", "norms", "penalties", "chunks")
 
 
 def main(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Train a small classifier with several penalties, and see which of them moved it.
+"""Train a small classifier with five terms, and see which of them moved it.
 
 A student learns to read noisy seven-segment digits. Beside the labels it has a teacher to imitate,
 activations to keep sparse, an entropy to keep up, and first-layer weights to keep orthogonal.
@@ -12,14 +12,46 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import equipoise as eq
+from equipoise import Pipeline, Term, schedules, tracking
 
 STEPS = 400
-TRACK_EVERY = 20
-WEIGHTS = {"base": 1.0, "distill": 0.5, "sparse": 2e-4, "explore": 0.02, "orthogonal": 1e-3}
+
+PIPELINE = Pipeline(
+    base=Term(F.cross_entropy, inputs=("student", "labels")),
+    distill=Term(
+        eq.kl_divergence,
+        inputs=("teacher", "student"),
+        weight=2.0,
+        options={"from_logits": True, "temperature": 2.0},
+    ),
+    sparsity=Term(
+        eq.l1,
+        inputs="hidden",
+        weight=schedules.linear(0.0, 0.3, steps=STEPS // 2),
+        options={"reduction": "mean"},
+    ),
+    explore=Term(
+        eq.entropy,
+        inputs="student",
+        weight=0.05,
+        options={"mode": "bonus", "from_logits": True},
+    ),
+    orthogonal=Term(eq.orthogonality, inputs="weight", weight=1e-4, every=4),
+)
 
 # Which segments are lit: top, top left, top right, middle, bottom left, bottom right, bottom.
-DIGITS = ["1110111", "0010010", "1011101", "1011011", "0111010", "1101011", "1101111", "1010010",
-          "1111111", "1111011"]  # fmt: skip
+DIGITS = [
+    "1110111",
+    "0010010",
+    "1011101",
+    "1011011",
+    "0111010",
+    "1101011",
+    "1101111",
+    "1010010",
+    "1111111",
+    "1111011",
+]
 SEGMENTS = [(0, 1), (1, 0), (1, 2), (3, 1), (4, 0), (4, 2), (6, 1)]
 
 
@@ -29,7 +61,7 @@ def digit_images() -> Tensor:
     for digit, lit in enumerate(DIGITS):
         for (row, column), on in zip(SEGMENTS, lit, strict=True):
             images[digit, row, column] = float(on)
-            if column != 1:
+            if column != 1:  # upright segments are two high
                 images[digit, row + 1, column] = float(on)
     return images.flatten(1)
 
@@ -65,44 +97,32 @@ def train_teacher(images: Tensor) -> Reader:
     return teacher.requires_grad_(requires_grad=False)
 
 
-def terms(student: Reader, teacher: Reader, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Every term of the loss, before its weight."""
-    hidden, logits = student(x)
-    return {
-        "base": F.cross_entropy(logits, labels),
-        "distill": eq.kl_divergence(teacher(x)[1], logits, from_logits=True),
-        "sparse": eq.l1(hidden) / len(x),
-        "explore": eq.entropy(logits, mode="bonus", from_logits=True),
-        "orthogonal": eq.orthogonality(student.first.weight.T),
-    }
-
-
-def gradients(values: dict[str, Tensor], student: Reader) -> dict[str, Tensor]:
-    """Each weighted term's gradient with respect to all parameters, as one vector."""
-    parameters = list(student.parameters())
-    vectors = {}
-    for name, value in values.items():
-        parts = torch.autograd.grad(
-            WEIGHTS[name] * value, parameters, retain_graph=True, materialize_grads=True
+def train_student(student: Reader, teacher: Reader, images: Tensor) -> tracking.History:
+    """Train with all terms, and remember what each of them did."""
+    optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
+    history = tracking.History(window=STEPS)
+    progress = tqdm(range(STEPS), desc="training", unit="step")
+    for step in progress:
+        x, labels = batch(images)
+        hidden, logits = student(x)
+        result = PIPELINE(
+            student=logits,
+            teacher=teacher(x)[1],
+            hidden=hidden,
+            weight=student.first.weight.T,
+            labels=labels,
+            step=step,
+            track="gram",
         )
-        vectors[name] = torch.cat([part.flatten() for part in parts])
-    return vectors
-
-
-def table(values: dict[str, Tensor], history: list[dict[str, Tensor]]) -> str:
-    """The terms with their last value and what their gradients did, on average."""
-    lines = [f"{'term':<12}{'value':>10}{'weight':>10}{'gradient':>12}{'share':>9}"]
-    for name, value in values.items():
-        norms = torch.stack([step[name].norm() for step in history])
-        shares = []
-        for step in history:
-            total = torch.stack(list(step.values())).sum(0)
-            shares.append(step[name] @ total / total.square().sum())
-        share = torch.stack(shares).mean()
-        lines.append(
-            f"{name:<12}{value:>10.4f}{WEIGHTS[name]:>10.4g}{norms.mean():>12.4f}{share:>9.1%}"
-        )
-    return "\n".join(lines)
+        result.total.backward()
+        history.add(result)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 40 == 0:
+            progress.set_postfix(loss=f"{result.metrics()['total']:.3f}")
+            last = result
+    print(f"\n\n{PIPELINE}\n\nThe terms at step {step - step % 40}:\n\n{last}")
+    return history
 
 
 def main() -> None:
@@ -111,25 +131,17 @@ def main() -> None:
     torch.set_num_threads(1)  # the model is small: threads would wait for one another
     images = digit_images()
     teacher, student = train_teacher(images), Reader(32)
-    optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
-    history = []
-    progress = tqdm(range(STEPS), desc="training", unit="step")
-    for step in progress:
-        x, labels = batch(images)
-        values = terms(student, teacher, x, labels)
-        if step % TRACK_EVERY == 0:
-            history.append(gradients(values, student))
-            progress.set_postfix(loss=f"{values['base'].item():.3f}")
-        torch.stack([WEIGHTS[name] * value for name, value in values.items()]).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    history = train_student(student, teacher, images)
+    means, trends = history.means(), history.trends()
+    print(f"\nOver all {len(history)} steps, gradient norm and trend (later half over earlier):\n")
+    for name in sorted(means, key=lambda name: -means[name]):
+        print(f"{name:<12}{means[name]:>10.4f}{trends[name]:>8.2f}×")
+    print(f"\nWhat moved the model most: {history.dominant()}")
+    for finding in history.findings():
+        print(f"Finding, {finding}")
     x, labels = batch(images, 4096)
     accuracy = (student(x)[1].argmax(-1) == labels).double().mean()
-    print(f"\nThe student reads {accuracy:.1%} of new digits. What moved it:\n")
-    print(table(values, history))
-    print(
-        "\nshare: how much of the step along the total gradient is this term's; they sum to 100 %"
-    )
+    print(f"\nThe student reads {accuracy:.1%} of new digits.")
 
 
 if __name__ == "__main__":

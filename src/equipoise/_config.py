@@ -10,8 +10,15 @@ from typing import Any
 import torch.nn.functional as F
 
 from equipoise import schedules
-from equipoise._errors import OptionError, check_number, nearest
-from equipoise._term import Term, check_inputs, check_options, check_weight, penalty_name
+from equipoise._errors import OptionError, nearest
+from equipoise._term import (
+    Term,
+    check_every,
+    check_inputs,
+    check_options,
+    check_weight,
+    penalty_name,
+)
 
 Penalties = Mapping[str, Callable[..., Any]]
 
@@ -63,7 +70,7 @@ def term_from_config(name: str, config: object, penalties: Penalties) -> Term:
     with _at(name, "options"):
         check_options(penalty, settings.get("options") or {}, 1 if names is None else len(names))
     with _at(name, "every"):
-        check_number("every", settings.get("every", 1), low=1)
+        check_every(settings.get("every", 1))
     return Term(penalty, **settings)
 
 

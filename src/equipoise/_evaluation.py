@@ -141,20 +141,18 @@ class Evaluation:
         for name, result in self.results.items():
             figures["weight", name] = result.weight
             figures.setdefault(f"{name}_weighted", result.contribution)
-        header = ["term", "value", "weight", "contribution"]
-        columns = ["{}_grad_norm_weighted"]
+        columns = []
         if report is not None:
-            header.append("gradient")
-            figures.setdefault("base_grad_norm_weighted", figures.get("base_grad_norm", math.nan))
+            columns.append("gradient")
+            sizes = report.weighted.items()
+            figures.update({("gradient", n): size for n, size in sizes if size is not None})
         if report is not None and report.grams is not None:
-            header.append("share")
-            figures.update({f"{name}_share": share for name, share in report.shares.items()})
-            columns.append("{}_share")
+            columns.append("share")
+            figures.update({("share", n): share for n, share in report.shares.items()})
             if BASE in report.names and BASE not in report.errors:
-                header.append("cosine to base")
-                figures.update({f"{n}_cosine": report.cosine(n, BASE) for n in report.shares})
-                columns.append("{}_cosine")
-        columns = columns if report is not None else []
+                columns.append("cosine to base")
+                cosines = {n: report.cosine(n, BASE) for n in report.shares}
+                figures.update({("cosine to base", n): c for n, c in cosines.items()})
         host = on_host(figures)
         rows = [
             [
@@ -162,14 +160,14 @@ class Evaluation:
                 number(host[name]),
                 number(host["weight", name]),
                 number(host[f"{name}_weighted"]),
-                *(number(host.get(column.format(name))) for column in columns),
+                *(number(host.get((column, name))) for column in columns),
             ]
             for name in self.results
         ]
         total = ["total", "", "", number(host["total"])]
         if columns:
             total += [number(host["total_grad_norm"]), *[""] * (len(columns) - 1)]
-        return header, [*rows, total]
+        return ["term", "value", "weight", "contribution", *columns], [*rows, total]
 
 
 def gradient_figures(report: Gradients) -> dict[str, Number]:

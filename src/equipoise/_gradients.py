@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise._errors import GradientError, InputError, nearest
+from equipoise._numerics import real_entries
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Gradients:
         column = self.names.index(name)
         weighted = self.squares[:, column].sum().sqrt()
         weight = self.weights[column]
-        size = weight.abs() if isinstance(weight, Tensor) else abs(weight)
+        size = weight.detach().abs() if isinstance(weight, Tensor) else abs(weight)
         return TermGradient(weighted / size, weighted)
 
     @property
@@ -186,7 +187,7 @@ class Gradients:
 
 def gram_matrix(vectors: list[Tensor]) -> Tensor:
     """All inner products of vectors of one shape, added in float64 without stacking them whole."""
-    flat = [v.detach().reshape(-1) for v in vectors]
+    flat = [real_entries(v.detach()).reshape(-1) for v in vectors]
     wide = torch.float32 if flat[0].device.type == "mps" else torch.float64
     # On the CPU the float64 copy of a chunk of all vectors shall stay in the cache.
     chunk = 1 << (16 if flat[0].device.type == "cpu" else 22)

@@ -95,7 +95,7 @@ class Pipeline:
         """
         named = self._inputs(x, inputs)
         overrides = self._overrides(options or {})
-        terms = {n: t for n, t in self._terms.items() if t.enabled and is_due(t, step)}
+        terms = {n: t for n, t in self._terms.items() if t.enabled and is_due(n, t, step)}
         if callable(base) and not isinstance(base, Tensor):
             terms = {BASE: _base_term(base, named), **terms}
         self._check_base(base)

@@ -41,29 +41,50 @@ def alias(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
+def backward_pass() -> int:
+    """The number of the backward pass that is running; torch's own checkpoints ask for it so."""
+    return torch._C._current_graph_task_id()  # noqa: SLF001
+
+
 def differentiable(x: object) -> bool:
     """Whether a gradient with respect to this can be taken here and now."""
     return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:  # noqa: ANN401
-    """Apply a function to every differentiable tensor in nested lists, tuples and mappings."""
-    if differentiable(x):
+def real_floating(x: object) -> bool:
+    """Whether this is a tensor of a type that could have a gradient."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def map_tensors(
+    function: Callable[[Tensor], Tensor],
+    x: Any,  # noqa: ANN401
+    *,
+    where: Callable[[object], bool] = differentiable,
+) -> Any:  # noqa: ANN401
+    """Apply a function to every differentiable tensor in nested lists, tuples and mappings.
+
+    What holds none is returned as it is, so that data of any kind reaches a term untouched.
+    """
+    if where(x):
         return function(x)
+    if not tensors_in(x, where=where):
+        return x
     if isinstance(x, dict):
-        return {key: map_tensors(function, value) for key, value in x.items()}
-    if isinstance(x, list | tuple) and not hasattr(x, "_fields"):
-        return type(x)(map_tensors(function, value) for value in x)
-    return x
+        return {key: map_tensors(function, value, where=where) for key, value in x.items()}
+    return type(x)(map_tensors(function, value, where=where) for value in x)
 
 
-def tensors_in(x: Any) -> list[Tensor]:  # noqa: ANN401
+def tensors_in(
+    x: Any,  # noqa: ANN401
+    *,
+    where: Callable[[object], bool] = differentiable,
+) -> list[Tensor]:
     """The tensors that `map_tensors` would apply a function to, in its order."""
-    found: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(collect, x)
-    return found
+    if where(x):
+        return [x]
+    if isinstance(x, dict):
+        x = [*x.values()]
+    if isinstance(x, list | tuple) and not hasattr(x, "_fields"):
+        return [tensor for value in x for tensor in tensors_in(value, where=where)]
+    return []

@@ -8,6 +8,7 @@ yet, and the terms are differentiated one by one, down to the pipeline's inputs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from equipoise._errors import GradientError
 from equipoise._gradients import Gradients, gram_matrix
 from equipoise._numerics import total_norm
-from equipoise._probes import alias, map_tensors, probe
+from equipoise._probes import alias, backward_pass, map_tensors, probe
 
 Level = Literal["norms", "gram"]
 Place = tuple[str, int]
@@ -86,8 +87,10 @@ class Recorder:
     # A base that came as a tensor passes no probe: the tensor, and its gradients if tracked.
     base: Tensor | None = None
     given: dict[Place, Tensor] = field(default_factory=dict)
-    # What the user scaled base and terms with, for instance a gradient scaler.
+    # What the user scaled base and terms with, for instance a gradient scaler; and in which
+    # backward pass. Passes that do not come from the total say nothing of it.
     upstream: dict[bool, Tensor] = field(default_factory=dict)
+    number: int = -1
     # Gradients taken in the graph, until they are measured.
     at_hand: dict[Place, dict[str, Tensor]] = field(default_factory=dict)
     # Norms, or gradients for a Gram matrix, until all terms have passed their place.
@@ -129,7 +132,7 @@ class Recorder:
         """The base, or the sum of the terms; its probe sees what the user scales it with."""
         if self.level is None or self.in_graph or not x.requires_grad:
             return alias(x)
-        return probe(x, lambda gradient: self.upstream.__setitem__(base, gradient))
+        return probe(x, lambda gradient: self._begun(gradient, base=base))
 
     def take_base(self, base: Tensor) -> None:
         """A base that came as a tensor: if tracked, one partial backward down to the inputs."""
@@ -140,7 +143,10 @@ class Recorder:
                 "function or a functional transform; give it as a callable"
             )
         elif self.level is not None and base.requires_grad:
-            self.given = _pulled_directly(base, self._edges())
+            try:
+                self.given = _pulled_directly(base, self._edges())
+            except RuntimeError as error:
+                self.errors[BASE] = str(error).splitlines()[0]
 
     def _edges(self) -> dict[Place, GradientEdge]:
         return {place: edge for place, edge in self.entries.items() if edge is not None}
@@ -153,14 +159,19 @@ class Recorder:
 
     # In the backward pass
 
+    def _begun(self, gradient: Tensor, *, base: bool) -> None:
+        if self.number != backward_pass():
+            self.number, self.upstream = backward_pass(), {}
+        self.upstream[base] = gradient
+
     def _passed(self, term: str, place: Place, gradient: Tensor) -> None:
         kept = gradient if self.level == "gram" else total_norm([gradient])
         self.passing.setdefault(place, {})[term] = kept
 
     def _all_passed(self, place: Place, gradient: Tensor) -> None:
         passed = self.passing.pop(place, {})
-        if not self.upstream or not passed:
-            return  # a part was differentiated by itself: that says nothing of the total
+        if self.number != backward_pass() or not passed:
+            return  # a part was differentiated by itself, or a gradient was
         scales = [self._scale(term) for term in passed]
         base = self.given.get(place)
         if base is not None:
@@ -178,7 +189,8 @@ class Recorder:
         self.figures[place] = Figures.of_norms(passed, norms)
 
     def _scale(self, term: str) -> Tensor:
-        return self.upstream[term == BASE]
+        some = next(iter(self.upstream.values()))
+        return self.upstream.get(term == BASE, some)
 
     # Afterwards
 
@@ -193,6 +205,11 @@ class Recorder:
             raise GradientError(
                 "gradients are taken at inputs that require grad, got none (or `torch.no_grad`). "
                 "Use `.requires_grad_()` on what the model computes, or `track=False`."
+            )
+        if self.in_graph and self.level is None:
+            raise GradientError(
+                "a compiled function or a functional transform takes gradients along with the "
+                "values, got track=False. Use `track='norms'`."
             )
         if self.figures or self.upstream or self.in_graph:
             alone = {place: g for place, g in self.given.items() if place not in self.figures}
@@ -238,7 +255,11 @@ class Recorder:
         measured = {name for at in figures.values() for name in at.names}
         for name, weight in weights.items():
             if name not in measured:
-                reasons.setdefault(name, "its value does not depend on an input that requires grad")
+                reasons.setdefault(
+                    name,
+                    "its value does not depend on an input that requires grad, "
+                    "or the backward pass left it out",
+                )
             if isinstance(weight, int | float) and weight == 0:
                 reasons[name] = "its weight is 0, so that no gradient flows"
         report = Gradients(
@@ -248,11 +269,18 @@ class Recorder:
             errors={**reasons, **errors, **self.errors},
             squares=torch.zeros(0),
         )
-        return filled(report, figures)
+        report = filled(report, figures)
+        if errors or self.errors:  # then their sum is not known either
+            squares = report.squares
+            unknown = torch.full_like(squares[:, -1:], math.nan)
+            report = replace(report, squares=torch.cat([squares[:, :-1], unknown], 1))
+        return report
 
 
 def _pulled(value: Tensor, edges: Mapping[Place, GradientEdge]) -> dict[Place, Tensor]:
     """The gradients of a value at these places, where there are any; the graph stays."""
+    if not edges:
+        return {}
     gradients: Sequence[Tensor | None] = torch.autograd.grad(
         value, list(edges.values()), retain_graph=True, allow_unused=True
     )

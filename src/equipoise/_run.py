@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from equipoise._context import compiling, inside_transform
 from equipoise._errors import InputError, InputTypeError
 from equipoise._evaluation import Evaluation, Number, TermResult
-from equipoise._probes import map_tensors, tensors_in
+from equipoise._probes import alias, map_tensors, real_floating, tensors_in
 from equipoise._recorder import BASE, Level, Place, Reading, Recorder
 from equipoise._term import Term, weight_at
 
@@ -46,16 +46,26 @@ class Call:
                 f"the term {self.name!r} must return a scalar tensor, or that and its metrics, got "
                 f"{type(value).__name__}. Use `torch.as_tensor`."
             )
-        if value.numel() != 1:
+        return self._scalar("", value), {
+            key: self._scalar(f" as metric {key!r}", m) if isinstance(m, Tensor) else m
+            for key, m in metrics.items()
+        }
+
+    def _scalar(self, what: str, x: Tensor) -> Tensor:
+        if x.numel() != 1:
             raise InputError(
-                f"the term {self.name!r} must return a scalar, got shape {tuple(value.shape)}. "
+                f"the term {self.name!r} must return a scalar{what}, got shape {tuple(x.shape)}. "
                 "Use reduction='mean', or `.sum()`."
             )
-        return value.reshape(()), metrics
+        return x.reshape(())
 
     def result(self, value: Tensor, metrics: Metrics) -> TermResult:
         """The value with its weight."""
         contribution = value if self.name == BASE else self.weight * value
+        if not isinstance(self.weight, Tensor) and self.weight == 0:
+            # 0 · value would be NaN where the value is infinite. It stays in the graph, for data
+            # parallelism waits for every parameter's gradient.
+            contribution = value.reshape(1)[:0].sum()
         return TermResult(self.name, value, self.weight, contribution, metrics)
 
     def reading(self, value: Tensor, edges: Edges, *, some_input: bool) -> Reading:
@@ -83,16 +93,20 @@ def run(
     recorder = Recorder(level, in_graph=compiling() or inside_transform())
     read = {key for term in terms.values() for key in keys_of(term)}
     seen = {key: x for key, x in inputs.items() if key in read or base is not None}
-    if not recorder.in_graph:
+    if recorder.in_graph:
+        # The argument of a compiled `torch.func.grad` claims to require no grad; an alias does not.
+        seen = {key: map_tensors(alias, x, where=real_floating) for key, x in seen.items()}
+    else:
         seen = {key: recorder.enter(key, x) for key, x in seen.items()}
     results = {}
     for name, term in terms.items():
-        weight = 1.0 if name == BASE else weight_at(term, step)
-        call = Call(name, term, weight, {**term.options, **overrides.get(name, {})})
+        options = {**term.options, **overrides.get(name, {})}
         if recorder.in_graph:
+            call = Call(name, term, weight_at(name, term, step), options)
             results[name] = _in_graph(recorder, call, seen)
         else:
             try:
+                call = Call(name, term, weight_at(name, term, step), options)
                 results[name] = _probed(recorder, call, seen)
             except Exception as error:
                 error.add_note(f"in the term {name!r}")
@@ -153,6 +167,7 @@ def _added_up(
 ) -> Evaluation:
     base_result = results.pop(BASE, None)
     if base is not None:
+        base = base.reshape(())
         recorder.take_base(base)
         base_result = TermResult(BASE, base, 1.0, base, {})
     penalty = None
@@ -176,8 +191,8 @@ def _added_up(
 
 def _zero(inputs: Mapping[str, Any], recorder: Recorder) -> Tensor:
     """Nothing to add up: a zero where the inputs are, on which `backward` does nothing."""
-    found: list[Tensor] = [x for x in inputs.values() if isinstance(x, Tensor)]
-    floats = [x for x in found if x.is_floating_point()]
-    like = next(iter(floats), None)
-    zero = torch.zeros(()) if like is None else like.new_zeros(())
-    return zero.requires_grad_() if recorder.entries and not compiling() else zero
+    moving, floats = tensors_in(dict(inputs)), tensors_in(dict(inputs), where=real_floating)
+    if moving and recorder.in_graph:
+        return moving[0].flatten()[:0].sum()
+    zero = floats[0].new_zeros(()) if floats else torch.zeros(())
+    return zero.requires_grad_() if moving else zero

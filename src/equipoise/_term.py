@@ -76,7 +76,7 @@ class Term:
         read = None if names is None else tuple(names)
         check_inputs(read)
         check_weight(weight)
-        check_number("every", every, low=1)
+        check_every(every)
         check_options(function, given, 1 if read is None else len(read))
         values = {
             "penalty": function,
@@ -95,7 +95,8 @@ class Term:
         changed = {
             name: value
             for name, default in _DEFAULTS.items()
-            if (value := getattr(self, name)) is not default and value != default
+            if (value := getattr(self, name)) is not default
+            and (isinstance(value, Tensor) or value != default)
         }
         words = [penalty_name(self.penalty)]
         words += [f"{name}={_show(value)}" for name, value in changed.items()]
@@ -161,6 +162,14 @@ def check_weight(weight: object) -> None:
         check_number("weight", weight)
 
 
+def check_every(every: object) -> None:
+    """Refuse what is no number of steps."""
+    if not isinstance(every, int) or every < 1:
+        raise OptionError(
+            f"`every` must be a whole number of steps, at least 1, got {every!r}. Use 4, say."
+        )
+
+
 def check_inputs(inputs: tuple[str, ...] | None) -> None:
     """Refuse names that a call could not tell from its own arguments."""
     for name in inputs or ():
@@ -209,13 +218,15 @@ def _signature(penalty: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def weight_at(term: Term, step: int | None) -> float | Tensor:
-    """The weight at a step, lazy rescaling included."""
+def weight_at(name: str, term: Term, step: int | None) -> float | Tensor:
+    """The weight at a step, lazy rescaling included; that of a base is 1."""
+    if name == "base":
+        return 1.0
     weight = term.weight
     if callable(weight) and not isinstance(weight, Tensor):
         if step is None:
             raise OptionError(
-                "a weight that is a function of the step needs one, got step=None. "
+                f"the weight of {name!r} is a function of the step and needs one, got step=None. "
                 "Use `pipeline(..., step=step)`."
             )
         weight = weight(step)
@@ -223,13 +234,13 @@ def weight_at(term: Term, step: int | None) -> float | Tensor:
     return weight * term.every if term.rescale and term.every > 1 else weight
 
 
-def is_due(term: Term, step: int | None) -> bool:
+def is_due(name: str, term: Term, step: int | None) -> bool:
     """Whether a lazily evaluated term has its turn."""
     if term.every == 1:
         return True
     if step is None:
         raise OptionError(
-            f"a term with every={term.every} needs the step, got step=None. "
+            f"the term {name!r} with every={term.every} needs the step, got step=None. "
             "Use `pipeline(..., step=step)`."
         )
     return step % term.every == 0

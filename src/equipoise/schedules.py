@@ -158,6 +158,12 @@ def chained(schedules: Mapping[int, Callable[[Number], float]]) -> Schedule:
     >>> warm_then_fall(5), warm_then_fall(11)
     (0.5, 0.5)
     """
+    for schedule in schedules.values():
+        if not callable(schedule):
+            raise OptionError(
+                f"`schedules` must be functions of the step, got {schedule!r}. "
+                "Use `constant(...)` for a number."
+            )
     return Schedule("chained", {"schedules": _from_zero("chained", schedules)})
 
 
@@ -190,10 +196,10 @@ def from_config(config: Mapping[str, Mapping[str, Any]]) -> Schedule:
         raise OptionError(
             f"a schedule's kind must be known, got {kind!r}. {nearest(kind, _MAKERS)}"
         )
-    read = {name: _from_plain(name, value) for name, value in arguments.items()}
     try:
+        read = {name: _from_plain(name, value) for name, value in arguments.items()}
         return _MAKERS[kind](**read)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise OptionError(f"{kind}: {error}. See `equipoise.schedules.{kind}`.") from error
 
 

@@ -15,7 +15,16 @@ LAYERS = (
     {"_types", "_errors"},
     {"_numerics", "_finite", "_logspace", "_context", "_probes", "_table"},
     {"penalties", "transforms", "kernels"},
-    {"schedules", "_term", "_gradients", "_recorder", "_evaluation", "_run", "_pipeline"},
+    {
+        "schedules",
+        "_term",
+        "_gradients",
+        "_recorder",
+        "_evaluation",
+        "_run",
+        "_config",
+        "_pipeline",
+    },
     {"tracking", "balance", "_execution", "telemetry"},
     {"training", "report", "integrations", "cli"},
 )

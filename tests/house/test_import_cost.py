@@ -1,10 +1,14 @@
 """`import equipoise` costs little beyond torch, and loads nothing a user did not ask for."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
-LIMIT = 0.050  # seconds, over an `import torch` that has been paid
+# Seconds over an `import torch` that has been paid: of the processor, since those of the clock
+# count whatever else the machine is doing.
+LIMIT = 0.050
 # equipoise, its dependency beside torch, and what that one needs.
 OWN = {"equipoise", "jaxtyping", "wadler_lindig", "typing_extensions"}
 ON_DEMAND = (
@@ -17,10 +21,13 @@ ON_DEMAND = (
 )
 
 
-def output_of(code: str) -> str:
+def output_of(code: str, **variables: str) -> str:
     """What a fresh interpreter prints when it runs `code`."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout
 
 
 def modules_after(statement: str) -> set[str]:
@@ -34,15 +41,19 @@ def below(modules: set[str], names: tuple[str, ...]) -> set[str]:
     return {name for name in modules if f"{name}.".startswith(tuple(f"{top}." for top in names))}
 
 
-def test_importing_adds_less_than_fifty_milliseconds() -> None:
-    """The best of five fresh imports after torch stays below the limit; the first such ends it."""
+def test_importing_adds_less_than_fifty_milliseconds(tmp_path: Path) -> None:
+    """The best of six imports after torch stays below the limit; the first such ends it.
+
+    As for a user, bytecode is cached: the first import writes it, wherever it may be written here.
+    """
     code = (
-        "import time, torch; start = time.perf_counter(); import equipoise; "
-        "print(time.perf_counter() - start)"
+        "import time, torch; start = time.process_time(); import equipoise; "
+        "print(time.process_time() - start)"
     )
     seconds: list[float] = []
-    while len(seconds) < 5 and min(seconds, default=LIMIT) >= LIMIT:
-        seconds.append(float(output_of(code)))
+    cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    while len(seconds) < 6 and min(seconds, default=LIMIT) >= LIMIT:
+        seconds.append(float(output_of(code, **cache)))
     assert min(seconds) < LIMIT
 
 

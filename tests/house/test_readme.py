@@ -11,6 +11,7 @@ import yaml
 from tests.house.paths import ROOT
 
 README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 HOME_OF_SOMEONE = re.compile(r"/(?:root|home|Users)/")
 
 
@@ -50,13 +51,27 @@ def test_the_first_screen_shows_the_command(command: str) -> None:
     assert command in "\n".join(text_of(README).splitlines()[:40])
 
 
-def test_the_readme_runs() -> None:
-    """Its Python blocks run, in order, as one program."""
-    blocks = python_blocks(text_of(README))
-    assert blocks
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_run(page: Path) -> None:
+    """The Python blocks of the README and of each page run, in order, as one program."""
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for block in python_blocks(text_of(page)):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_the_readme_has_examples() -> None:
+    """The README and the pages on penalties, pipelines and tracking hold Python blocks."""
+    with_blocks = {page.name for page in PAGES if python_blocks(text_of(page))}
+    assert {"README.md", "penalties.md", "pipelines.md", "tracking.md"} <= with_blocks
+
+
+def test_the_readme_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The block of text under the first example is what the example prints."""
+    text = text_of(README)
+    exec(compile(python_blocks(text)[0], str(README), "exec"), {"__name__": "readme"})
+    shown = re.search(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert capsys.readouterr().out == shown.group(1)
 
 
 def test_blocks_keep_their_lines() -> None:

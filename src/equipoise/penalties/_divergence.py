@@ -19,8 +19,9 @@ from equipoise._errors import (
     names_its_options,
 )
 from equipoise._logspace import divergence_terms, mixture_terms, symmetric_terms
+from equipoise._numerics import reduce
 from equipoise._types import Reduction
-from equipoise.penalties._rows import reduce_rows
+from equipoise.penalties._rows import Given, Kept, row_values
 
 Direction = Literal["forward", "reverse", "symmetric"]
 
@@ -74,23 +75,13 @@ def kl_divergence(
     if floor is not None:
         check_number("floor", floor, high=0.0)
     check_same_shape("p", p, "q", q)
-    normalized = from_logits or temperature != 1.0
+    given = Given(from_logits, temperature, check)
 
     def row_value(_keep: Tensor | None, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return _directed(log_p, log_q, direction, normalized=normalized, floor=floor).sum(-1)
+        return _directed(log_p, log_q, direction, normalized=given.normalized, floor=floor).sum(-1)
 
-    value = reduce_rows(
-        row_value,
-        {"p": p, "q": q},
-        from_logits=from_logits,
-        temperature=temperature,
-        reduction=reduction,
-        mask=mask,
-        support=support,
-        denominator=denominator,
-        chunk=chunk,
-        check=check,
-    )
+    values = row_values(row_value, {"p": p, "q": q}, given, Kept(mask, support), chunk)
+    value = reduce([values], [mask], reduction=reduction, denominator=denominator)
     return value * temperature**2 if temperature_squared else value
 
 
@@ -147,6 +138,7 @@ def js_divergence(
             "Use `normalized=True` for the Kullback-Leibler divergence at the ends."
         )
     check_same_shape("p", p, "q", q)
+    given = Given(from_logits, 1.0, check)
 
     def row_value(_keep: Tensor | None, log_p: Tensor, log_q: Tensor) -> Tensor:
         if beta in (0.0, 1.0):
@@ -154,17 +146,7 @@ def js_divergence(
             return divergence_terms(*ends, normalized=from_logits).sum(-1)
         return mixture_terms(log_p, log_q, beta).sum(-1)
 
-    value = reduce_rows(
-        row_value,
-        {"p": p, "q": q},
-        from_logits=from_logits,
-        temperature=1.0,
-        reduction=reduction,
-        mask=mask,
-        support=support,
-        denominator=denominator,
-        chunk=chunk,
-        check=check,
-    )
+    values = row_values(row_value, {"p": p, "q": q}, given, Kept(mask, support), chunk)
+    value = reduce([values], [mask], reduction=reduction, denominator=denominator)
     unit = math.log(2) if base == 2 else 1.0
     return value / (unit * (beta * (1 - beta) if normalized and 0 < beta < 1 else 1.0))

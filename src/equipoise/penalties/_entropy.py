@@ -11,8 +11,9 @@ from torch import Tensor
 
 from equipoise._errors import check_choice, check_number, names_its_options
 from equipoise._logspace import entropy_terms
+from equipoise._numerics import reduce
 from equipoise._types import Reduction
-from equipoise.penalties._rows import reduce_rows
+from equipoise.penalties._rows import Given, Kept, row_values
 
 
 @names_its_options
@@ -57,18 +58,9 @@ def entropy(
         row = sign * entropy_terms(log_p).sum(-1)
         return row * _inverse_log_size(log_p, keep) if normalize else row
 
-    return reduce_rows(
-        row_value,
-        {"p": p},
-        from_logits=from_logits,
-        temperature=temperature,
-        reduction=reduction,
-        mask=mask,
-        support=support,
-        denominator=denominator,
-        chunk=chunk,
-        check=check,
-    )
+    given = Given(from_logits, temperature, check)
+    values = row_values(row_value, {"p": p}, given, Kept(mask, support), chunk)
+    return reduce([values], [mask], reduction=reduction, denominator=denominator)
 
 
 def _inverse_log_size(log_p: Tensor, keep: Tensor | None) -> Tensor | float:

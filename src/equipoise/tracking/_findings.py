@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -94,24 +93,24 @@ def motionless(steps: Sequence[Step]) -> Iterator[Finding]:
             ),
             threshold=0.0,
             window=len(norms),
-            evidence={"largest norm": 0.0, "mean value": statistics.fmean(values)},
+            evidence={"largest norm": 0.0, "mean value": mean(values)},
         )
 
 
 def dominated(steps: Sequence[Step]) -> Iterator[Finding]:
     """A term far below the largest one."""
-    means = {name: _mean(column(steps, "norms", name)) for name in terms(steps)}
+    means = {name: mean(column(steps, "norms", name)) for name in terms(steps)}
     largest = max(means, key=lambda name: means[name])
-    for name, mean in means.items():
-        if mean > 0 and means[largest] > DOMINATED * mean:
-            factor = means[largest] / mean
+    for name, size in means.items():
+        if size > 0 and means[largest] > DOMINATED * size:
+            factor = means[largest] / size
             yield Finding(
                 kind="dominated",
                 term=name,
                 message=f"{factor:.3g}× below {largest} on average, and hardly moves the model",
                 threshold=DOMINATED,
                 window=len(steps),
-                evidence={"mean norm": mean, f"mean norm of {largest}": means[largest]},
+                evidence={"mean norm": size, f"mean norm of {largest}": means[largest]},
             )
 
 
@@ -126,11 +125,11 @@ def conflicting(steps: Sequence[Step]) -> Iterator[Finding]:
                 term=first,
                 message=(
                     f"pulls against {second} in {len(against)} of {len(pair)} steps, mean cosine "
-                    f"{_mean(pair):.2f}"
+                    f"{mean(pair):.2f}"
                 ),
                 threshold=CONFLICT,
                 window=len(pair),
-                evidence={"mean cosine": _mean(pair), "part of steps": len(against) / len(pair)},
+                evidence={"mean cosine": mean(pair), "part of steps": len(against) / len(pair)},
             )
 
 
@@ -139,7 +138,7 @@ def exploding(steps: Sequence[Step]) -> Iterator[Finding]:
     for name in terms(steps):
         norms = column(steps, "norms", name)
         finite = [norm for norm in norms if math.isfinite(norm)]
-        usual = statistics.median(finite) if finite else 0.0
+        usual = median(finite)
         # NaN is below no limit, and so counts as exploding.
         if (
             norms
@@ -166,5 +165,15 @@ RULES: tuple[Callable[[Sequence[Step]], Iterator[Finding]], ...] = (
 )
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    return statistics.fmean(numbers) if numbers else 0.0
+def mean(numbers: Sequence[float]) -> float:
+    """The mean, 0 of nothing. The module `statistics` would take longer to import than all this."""
+    return math.fsum(numbers) / len(numbers) if numbers else 0.0
+
+
+def median(numbers: Sequence[float]) -> float:
+    """The middle one, or the mean of the two in the middle; 0 of nothing."""
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return mean(
+        ordered[middle : middle + 1] if len(ordered) % 2 else ordered[middle - 1 : middle + 1]
+    )

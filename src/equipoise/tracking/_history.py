@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Mapping
 from itertools import combinations
@@ -10,7 +9,7 @@ from typing import Any
 
 from equipoise._errors import GradientError, check_number
 from equipoise._evaluation import Evaluation, Number, on_host
-from equipoise.tracking._findings import Finding, Step, column, findings, terms
+from equipoise.tracking._findings import Finding, Step, column, findings, mean, terms
 
 
 class History:
@@ -53,7 +52,7 @@ class History:
 
     def means(self, last: int | None = None) -> dict[str, float]:
         """Mean weighted gradient norm of each term over the last steps."""
-        return {name: statistics.fmean(norms) for name, norms in self._norms(last).items()}
+        return {name: mean(norms) for name, norms in self._norms(last).items()}
 
     def ema(self, decay: float = 0.9) -> dict[str, float]:
         """Exponential moving average of each term's weighted gradient norm."""
@@ -69,7 +68,7 @@ class History:
     def trends(self, last: int | None = None) -> dict[str, float]:
         """How each norm develops: the mean of the later half over that of the earlier half."""
         halves = {
-            name: (statistics.fmean(n[: (len(n) + 1) // 2]), statistics.fmean(n[len(n) // 2 :]))
+            name: (mean(n[: (len(n) + 1) // 2]), mean(n[len(n) // 2 :]))
             for name, n in self._norms(last).items()
         }
         return {

@@ -1,0 +1,1 @@
+"""Laws, oracles and refusals of the penalties."""

@@ -1,0 +1,1 @@
+"""The pipeline: composing terms, evaluating them, and seeing which of them moves the model."""

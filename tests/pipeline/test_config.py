@@ -1,0 +1,121 @@
+"""A pipeline can live in a file, and what is wrong in the file is named by its path."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+import equipoise as eq
+from equipoise import Pipeline, Term, schedules
+
+
+def mine(x: Tensor, *, power: float = 2.0) -> Tensor:
+    """A penalty of one's own."""
+    return x.abs().pow(power).sum()
+
+
+PIPELINE = Pipeline(
+    base=Term(F.mse_loss, inputs=("x", "y")),
+    sparsity=Term(eq.l1, inputs="x", weight=1e-3, every=4, rescale=False),
+    entropy=Term(
+        eq.entropy,
+        inputs="x",
+        weight=schedules.chained(
+            {0: schedules.warmup(1.0, steps=10), 10: schedules.piecewise({0: 1.0, 5: 0.5})}
+        ),
+        options={"mode": "bonus", "from_logits": True},
+        enabled=False,
+    ),
+    own=Term(mine, inputs="x", weight=schedules.linear(0.0, 0.5, steps=11), options={"power": 3.0}),
+    fixed=Term(eq.l2, inputs="x", differentiable=False),
+)
+OWN = {"mine": mine}
+
+
+@pytest.mark.parametrize(
+    "journey",
+    [
+        lambda c: c,
+        lambda c: json.loads(json.dumps(c)),
+        lambda c: yaml.safe_load(yaml.safe_dump(c, sort_keys=False)),
+    ],
+    ids=["data", "json", "yaml"],
+)
+def test_round_trip(journey: Any) -> None:
+    """Written, sent through JSON or YAML and read again, a pipeline is the same."""
+    config = PIPELINE.to_config()
+    again = Pipeline.from_config(journey(config), penalties=OWN)
+    assert repr(again) == repr(PIPELINE)
+    assert again.to_config() == config
+    x, y = torch.linspace(-1, 1, 6).reshape(2, 3), torch.ones(2, 3)
+    for step in (0, 3, 12):
+        ours, theirs = again(x=x, y=y, step=step), PIPELINE(x=x, y=y, step=step)
+        assert ours.metrics() == theirs.metrics()
+
+
+def test_defaults_are_left_out() -> None:
+    """A term with nothing but a penalty is written as nothing but a penalty."""
+    assert Pipeline(l1=Term(eq.l1)).to_config() == {"l1": {"penalty": "l1"}}
+
+
+def test_a_torch_loss_is_written_with_its_place() -> None:
+    """Functions of torch keep their module's name, and are the same function when read."""
+    config = Pipeline(base=Term(F.mse_loss, inputs=("x", "y"))).to_config()
+    assert config["base"]["penalty"] == "torch.nn.functional.mse_loss"
+    assert Pipeline.from_config(config)["base"].penalty is F.mse_loss
+
+
+def test_a_short_form_is_read() -> None:
+    """One input may be written as a word."""
+    pipeline = Pipeline.from_config({"a": {"penalty": "l1", "inputs": "hidden", "weight": 2}})
+    assert str(pipeline) == "2·a(hidden)"
+
+
+FAULTS: list[tuple[Any, str]] = [
+    ([], r"a pipeline must be a mapping from names to terms, got list\."),
+    ({"a": 3}, r"a: a term must be a mapping of settings, got int\."),
+    ({"a": {}}, r"a\.penalty: a penalty must be known by name, got None\."),
+    ({"a": {"penalty": "l3"}}, r"a\.penalty: a penalty must be known by name, got 'l3'\."),
+    ({"a": {"penalty": "torch.nn.functional.nope"}}, r"a\.penalty: .* got 'torch\.nn\.functional"),
+    ({"a": {"penalty": "l1", "wieght": 1}}, r"a\.wieght: .* Did you mean 'weight'\?"),
+    ({"a": {"penalty": "l1", "weight": "high"}}, r"a\.weight: `weight` must be a finite number"),
+    ({"a": {"penalty": "l1", "weight": {"linaer": {}}}}, r"a\.weight: .* Did you mean 'linear'\?"),
+    (
+        {"a": {"penalty": "l1", "weight": {"linear": {"start": 0, "stop": 1}}}},
+        r"a\.weight: linear: .*'stop'",
+    ),
+    (
+        {"a": {"penalty": "l1", "options": {"scael": 1}}},
+        r"a\.options: .* Did you mean 'scale'\?",
+    ),
+    ({"a": {"penalty": "l1", "inputs": ["step"]}}, r"a\.inputs: `inputs` must not be"),
+    ({"a": {"penalty": "l1", "every": 0}}, r"a\.every: `every` must be a whole number of steps"),
+    ({"total": {"penalty": "l1"}}, r"a term's name must not be total"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), FAULTS, ids=lambda c: str(c)[:50])
+def test_a_fault_is_named_by_its_path(config: Any, message: str) -> None:
+    """Each fault in the data is an error that begins with where it is."""
+    with pytest.raises(eq.OptionError, match=message):
+        Pipeline.from_config(config)
+
+
+def test_what_is_no_plain_data_cannot_be_written() -> None:
+    """A tensor among the options is refused, with its path."""
+    pipeline = Pipeline(a=Term(eq.l1, options={"mask": torch.ones(3)}))
+    with pytest.raises(
+        eq.OptionError, match=r"a\.options: `mask` must be plain data .* got Tensor"
+    ):
+        pipeline.to_config()
+
+
+def test_a_schedule_of_ones_own_cannot_be_written() -> None:
+    """A plain function as weight is refused, with its path."""
+    pipeline = Pipeline(a=Term(eq.l1, weight=lambda step: 0.1 * step))
+    with pytest.raises(eq.OptionError, match=r"a\.weight: `weight` must be plain data"):
+        pipeline.to_config()

@@ -1,0 +1,184 @@
+"""A history finds who moved the model, and what looks wrong."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import equipoise as eq
+from equipoise import Pipeline, Term, tracking
+
+
+def linear(x: Tensor, direction: Tensor) -> Tensor:
+    """A term whose gradient is exactly the direction it is given."""
+    return (x * direction).sum()
+
+
+def history_of(
+    steps: list[dict[str, tuple[list[float], float]]], *, window: int = 100
+) -> tracking.History:
+    """A history of steps, in each of which every term has a chosen gradient and weight."""
+    history = tracking.History(window=window)
+    for step in steps:
+        x = torch.tensor([1.0, 1.0], dtype=torch.float64, requires_grad=True)
+        terms = {name: Term(linear, inputs=("x", name), weight=w) for name, (_, w) in step.items()}
+        directions = {n: torch.tensor(d, dtype=torch.float64) for n, (d, _) in step.items()}
+        result = Pipeline(**terms)(x, **directions, track="gram")
+        result.total.backward()
+        history.add(result)
+    return history
+
+
+def norms(*sizes: float) -> list[dict[str, tuple[list[float], float]]]:
+    """Steps in which the one term `a` has these gradient norms."""
+    return [{"a": ([size, 0.0], 1.0)} for size in sizes]
+
+
+def test_means_are_over_the_last_steps() -> None:
+    """The mean of norms 1, 2, 3, 6 is 3; of the last two it is 4.5."""
+    history = history_of(norms(1, 2, 3, 6))
+    assert history.means() == {"a": 3.0}
+    assert history.means(last=2) == {"a": 4.5}
+
+
+def test_the_window_forgets() -> None:
+    """With a window of two only the last two of four steps are left."""
+    history = history_of(norms(1, 2, 3, 6), window=2)
+    assert len(history) == 2
+    assert history.means() == {"a": 4.5}
+
+
+def test_ema_weighs_the_past_by_its_decay() -> None:
+    """With decay ½ the average of 4, 2, 8 is ((4+2)/2+8)/2 = 5.5."""
+    assert history_of(norms(4, 2, 8)).ema(decay=0.5) == {"a": 5.5}
+
+
+def test_trends_compare_the_halves() -> None:
+    """Norms 1, 1, 3, 3 have tripled."""
+    assert history_of(norms(1, 1, 3, 3)).trends() == {"a": 3.0}
+
+
+def test_who_dominated_depends_on_the_steps_asked_for() -> None:
+    """One term led before, another over the last two steps."""
+    early = {"a": ([9.0, 0.0], 1.0), "b": ([1.0, 0.0], 1.0)}
+    late = {"a": ([1.0, 0.0], 1.0), "b": ([2.0, 0.0], 1.0)}
+    history = history_of([early, early, late, late])
+    assert history.dominant() == "a"
+    assert history.dominant(last=2) == "b"
+
+
+def kinds(history: tracking.History) -> set[tuple[str, str]]:
+    """What was found, in which term."""
+    return {(finding.kind, finding.term) for finding in history.findings()}
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    """Two terms of similar size at right angles give no finding."""
+    step = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 2.0], 1.0)}
+    assert kinds(history_of([step] * 5)) == set()
+
+
+@pytest.mark.parametrize(("factor", "found"), [(99.0, set()), (101.0, {("dominated", "b")})])
+def test_a_term_a_hundred_times_below_is_dominated(
+    factor: float, found: set[tuple[str, str]]
+) -> None:
+    """101 times below the largest is a finding, 99 times is none."""
+    step = {"a": ([factor, 0.0], 1.0), "b": ([0.0, 1.0], 1.0)}
+    assert kinds(history_of([step] * 3)) == found
+
+
+def test_a_dominated_term_comes_with_its_numbers() -> None:
+    """Threshold, window and both means are part of the finding."""
+    step = {"a": ([400.0, 0.0], 1.0), "b": ([0.0, 1.0], 1.0)}
+    (finding,) = history_of([step] * 3).findings()
+    assert (finding.threshold, finding.window) == (100.0, 3)
+    assert finding.evidence == {"mean norm": 1.0, "mean norm of a": 400.0}
+    assert str(finding) == "b: 400× below a on average, and hardly moves the model"
+
+
+def test_a_term_without_gradient_is_dead() -> None:
+    """A gradient of 0 at a value that is not 0 is dead; one gradient that is not 0 saves it."""
+    dead = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 0.0], 1.0)}
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    history = tracking.History()
+    pipeline = Pipeline(a=Term(eq.l1), b=Term(lambda x: (x * 0).sum() + 3))
+    for _ in range(2):
+        result = pipeline(x, track=True)
+        result.total.backward()
+        history.add(result)
+    assert kinds(history) == {("dead", "b")}
+    alive = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 0.1], 1.0)}
+    assert kinds(history_of([dead, dead, alive])) == set()
+
+
+def test_a_value_of_zero_without_gradient_looks_like_an_empty_mask() -> None:
+    """A masked term whose mask is empty is found as empty."""
+    history = tracking.History()
+    x = torch.ones(3, requires_grad=True)
+    mask = torch.zeros(3, dtype=torch.bool)
+    pipeline = Pipeline(a=Term(eq.l2), b=Term(eq.l1, options={"mask": mask}))
+    result = pipeline(x, track=True)
+    result.total.backward()
+    history.add(result)
+    assert kinds(history) == {("empty", "b")}
+
+
+def test_a_weight_of_zero_throughout_is_found() -> None:
+    """Weight 0 in every step is a finding; in all but one it is none."""
+    zero = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 1.0], 0.0)}
+    some = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 1.0], 0.5)}
+    assert kinds(history_of([zero, zero])) == {("weightless", "b")}
+    assert kinds(history_of([zero, some])) == set()
+
+
+@pytest.mark.parametrize(("against", "found"), [(9, {("conflict", "a")}), (8, set())])
+def test_a_conflict_is_constant_in_nine_of_ten_steps(
+    against: int, found: set[tuple[str, str]]
+) -> None:
+    """Opposed gradients in 9 of 10 steps are a finding, in 8 they are not."""
+    opposed = {"a": ([1.0, 0.0], 1.0), "b": ([-1.0, 0.0], 1.0)}
+    apart = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 1.0], 1.0)}
+    history = history_of([opposed] * against + [apart] * (10 - against))
+    assert kinds(history) == found
+
+
+@pytest.mark.parametrize(("last", "found"), [(9.9, set()), (10.1, {("exploding", "a")})])
+def test_a_norm_ten_times_its_median_has_exploded(last: float, found: set[tuple[str, str]]) -> None:
+    """10.1 times the median is a finding, 9.9 times is none."""
+    assert kinds(history_of(norms(1, 1, 1, 1, last))) == found
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_has_exploded(last: float) -> None:
+    """NaN and inf count as exploding."""
+    assert ("exploding", "a") in kinds(history_of(norms(1, 1, last)))
+
+
+def test_untracked_evaluations_are_passed_over() -> None:
+    """An evaluation without tracking adds nothing."""
+    history = tracking.History()
+    result = Pipeline(l1=Term(eq.l1))(torch.ones(2, requires_grad=True))
+    result.total.backward()
+    history.add(result)
+    assert len(history) == 0
+    with pytest.raises(eq.GradientError, match="needs at least one tracked evaluation"):
+        history.dominant()
+
+
+def test_nothing_is_fetched_until_something_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding transfers nothing; reading transfers all that came in one go, and only once."""
+    transfers = 0
+    plain = Tensor.tolist
+
+    def counted(self: Tensor) -> object:
+        nonlocal transfers
+        transfers += 1
+        return plain(self)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    history = history_of(norms(1, 2, 3))
+    assert transfers == 0
+    history.means()
+    history.dominant()
+    assert transfers == 1

@@ -1,0 +1,186 @@
+"""Gradients with respect to parameters: one pass a term, and their sum trains."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import equipoise as eq
+from equipoise import Pipeline, Term, tracking
+
+PIPELINE = Pipeline(
+    base=Term(F.mse_loss, inputs=("y", "target")),
+    activity=Term(eq.l2, inputs="hidden", weight=0.01),
+    decay=Term(eq.l2, inputs="weights", weight=0.1),
+)
+
+
+class Model(nn.Module):
+    """Two layers, hidden activations beside the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 7).double(), nn.Linear(7, 2).double()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x).tanh()
+        return hidden, self.head(hidden)
+
+
+@pytest.fixture
+def model() -> Model:
+    """The same model for each test."""
+    torch.manual_seed(1)
+    return Model()
+
+
+def evaluated(model: Model, **options: object) -> eq.Evaluation:
+    """The pipeline on one fixed batch."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 5, dtype=torch.float64, generator=generator)
+    target = torch.randn(6, 2, dtype=torch.float64, generator=generator)
+    hidden, y = model(x)
+    return PIPELINE(  # type: ignore[arg-type]
+        y=y, target=target, hidden=hidden, weights=list(model.parameters()), **options
+    )
+
+
+def grads(model: Model) -> list[Tensor]:
+    """The parameters' gradients."""
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("level", ["norms", "gram"])
+def test_the_sum_is_the_training_gradient(model: Model, level: str) -> None:
+    """The gradients set equal those of a plain backward, within rounding."""
+    evaluated(model).total.backward()
+    expected = [g.clone() for g in grads(model)]
+    model.zero_grad()
+    tracking.parameter_gradients(evaluated(model), model.parameters(), level=level)  # type: ignore[arg-type]
+    # The same terms, added in another order.
+    torch.testing.assert_close(grads(model), expected, rtol=1e-13, atol=1e-15)
+
+
+def test_gradients_accumulate_and_are_scaled(model: Model) -> None:
+    """A second call adds to `.grad`, times its scale."""
+    tracking.parameter_gradients(evaluated(model), model.parameters())
+    once = [g.clone() for g in grads(model)]
+    tracking.parameter_gradients(evaluated(model), model.parameters(), scale=3.0)
+    torch.testing.assert_close(grads(model), [4 * g for g in once], rtol=1e-13, atol=1e-15)
+
+
+def by_hand(model: Model) -> dict[str, Tensor]:
+    """Each weighted term's gradient as one vector."""
+    result = evaluated(model)
+    contributions = {name: term.contribution for name, term in result.results.items()}
+    return {
+        name: torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(
+                    value, list(model.parameters()), retain_graph=True, materialize_grads=True
+                )
+            ]
+        )
+        for name, value in contributions.items()
+    }
+
+
+def test_the_report_is_that_of_the_gradients(model: Model) -> None:
+    """Norms, total and inner products equal those of gradients taken term by term."""
+    vectors = by_hand(model)
+    report = tracking.parameter_gradients(evaluated(model), model.parameters(), level="gram")
+    stacked = torch.stack([*vectors.values()])
+    torch.testing.assert_close(report.gram, stacked @ stacked.T, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(report.total_norm, stacked.sum(0).norm(), rtol=1e-12, atol=0)
+    norms = tracking.parameter_gradients(evaluated(model), model.parameters())
+    for name, vector in vectors.items():
+        torch.testing.assert_close(norms.weighted[name], vector.norm(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(norms.total_norm, stacked.sum(0).norm(), rtol=1e-12, atol=0)
+
+
+def test_terms_on_weights_are_counted(model: Model) -> None:
+    """Weight decay, which no activation sees, has the gradient 2·0.1·w."""
+    report = tracking.parameter_gradients(evaluated(model), model.parameters())
+    length = torch.cat([p.detach().flatten() for p in model.parameters()]).norm()
+    torch.testing.assert_close(report.weighted["decay"], 0.2 * length, rtol=1e-12, atol=0)
+
+
+def test_a_part_of_the_model_leaves_the_rest_alone(model: Model) -> None:
+    """For the head alone: its norms, no `.grad` anywhere, and a graph that can still train."""
+    result = evaluated(model)
+    report = tracking.parameter_gradients(result, model.head.parameters(), set_grad=False)
+    assert not grads(model)
+    assert report["activity"].grad_error == "its value does not depend on these parameters"
+    result.total.backward()
+    head = torch.cat([p.grad.flatten() for p in model.head.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(report.total_norm, head.norm(), rtol=1e-12, atol=0)
+
+
+def test_groups_are_reported_by_themselves(model: Model) -> None:
+    """A mapping gives one row a group, and squared norms add up over the groups."""
+    groups = {"body": model.body.parameters(), "head": model.head.parameters()}
+    report = tracking.parameter_gradients(evaluated(model), groups)
+    parts = [report.by_input[name].total_norm for name in groups]
+    body = torch.cat([p.grad.flatten() for p in model.body.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(parts[0], body.norm(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(report.total_norm, torch.stack(parts).norm(), rtol=1e-12, atol=0)
+
+
+def test_shares_are_compared_with_those_at_the_inputs(model: Model) -> None:
+    """`deviations` is the distance between each term's parts of all norms, here and there."""
+    result = evaluated(model)
+    inputs = result.gradients
+    report = tracking.parameter_gradients(result, model.parameters(), check_against=inputs)
+
+    def parts(of: eq.Gradients) -> Tensor:
+        norms = torch.stack([norm for norm in of.weighted.values() if norm is not None])
+        return norms / norms.sum()
+
+    assert report.deviations is not None
+    torch.testing.assert_close(
+        torch.stack([*report.deviations.values()]),
+        (parts(report) - parts(inputs)).abs(),
+        rtol=1e-12,
+        atol=0,
+    )
+    assert max(report.deviations.values()) > 0.01
+
+
+def test_a_tracked_result_keeps_its_metrics(model: Model) -> None:
+    """Metrics asked for afterwards still hold the norms at the inputs, though the graph is gone."""
+    result = evaluated(model, track=True)
+    tracking.parameter_gradients(result, model.parameters())
+    expected = evaluated(model).gradients.norms["activity"]
+    assert result.metrics()["activity_grad_norm"] == pytest.approx(float(expected), rel=1e-12)  # type: ignore[arg-type]
+
+
+def test_terms_without_gradient_are_reported(model: Model) -> None:
+    """A weight of 0 and a value without graph are reported with their reasons; the rest trains."""
+    x = torch.randn(4, 5, dtype=torch.float64)
+    hidden, _ = model(x)
+    pipeline = Pipeline(
+        live=Term(eq.l2, inputs="hidden"),
+        silent=Term(eq.l1, inputs="hidden", weight=0.0),
+        rounded=Term(lambda h: h.round().detach().sum(), inputs="hidden"),
+    )
+    report = tracking.parameter_gradients(pipeline(hidden=hidden), model.body.parameters())
+    assert report["silent"].grad_error == "its weight is 0, so that no gradient flows"
+    assert report["rounded"].grad_error == "its value has no graph"
+    assert len(grads(model)) == 2
+
+
+def test_an_empty_generator_is_refused(model: Model) -> None:
+    """Parameters that were read before are an error, not a report of nothing."""
+    parameters = model.parameters()
+    list(parameters)
+    with pytest.raises(eq.InputError, match="a generator can be read only once"):
+        tracking.parameter_gradients(evaluated(model), parameters)
+
+
+def test_a_result_without_graph_is_refused(model: Model) -> None:
+    """Under `no_grad` there is nothing to differentiate."""
+    with torch.no_grad():
+        result = evaluated(model)
+    with pytest.raises(eq.GradientError, match=r"need a term with a graph, got none"):
+        tracking.parameter_gradients(result, model.parameters())

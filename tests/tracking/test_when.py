@@ -1,0 +1,97 @@
+"""Tracking policies decide by the step, or by what the total did."""
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise import Pipeline, Term, tracking
+
+PIPELINE = Pipeline(l2=Term(eq.l2))
+
+
+def _tracked(track: object, size: float, step: int | None = None) -> bool:
+    x = torch.tensor([size], requires_grad=True)
+    return PIPELINE(x, track=track, step=step).tracked  # type: ignore[arg-type]
+
+
+def test_every_tracks_at_multiples_beginning_with_zero() -> None:
+    """`every(3)` tracks steps 0, 3 and 6 of seven, and no other."""
+    when = tracking.every(3)
+    assert [_tracked(when, 1.0, step) for step in range(7)] == [True, False, False] * 2 + [True]
+
+
+def test_every_hands_on_its_level() -> None:
+    """`every(2, level="gram")` gives inner products where it tracks."""
+    x = torch.tensor([3.0], requires_grad=True)
+    result = PIPELINE(x, step=4, track=tracking.every(2, level="gram"))
+    result.total.backward()
+    assert result.gradients.gram.item() == 36
+
+
+def test_every_needs_the_step() -> None:
+    """Without a step `every` cannot decide, and says what to do."""
+    with pytest.raises(eq.OptionError, match=r"needs the step, got step=None. Use `pipeline"):
+        _tracked(tracking.every(3), 1.0)
+
+
+def test_always_needs_no_step() -> None:
+    """`always` tracks norms at every call."""
+    assert _tracked(tracking.always, 1.0)
+    assert tracking.always() == "norms"
+
+
+def test_a_spike_is_answered_at_the_next_step_and_once() -> None:
+    """The total jumps at step 3; step 4 is tracked, and no other."""
+    when = tracking.on_spike(factor=2.0)
+    totals = [1.0, 1.1, 1.2, 5.0, 1.0, 1.0]
+    assert [_tracked(when, size) for size in totals] == [False] * 4 + [True, False]
+
+
+def test_a_rise_below_the_factor_is_no_spike() -> None:
+    """Totals 1, 1.99, 3.9 stay below twice the one before; 7.9 does not."""
+    when = tracking.on_spike(factor=2.0)
+    for total in (1.0, 1.99, 3.9):
+        when.observe(torch.tensor(total))
+    assert when() is False
+    when.observe(torch.tensor(7.9))
+    assert when() == "norms"
+
+
+def test_a_negative_total_spikes_by_its_size() -> None:
+    """From −1 to 1.5 is a rise by more than the size of −1; from −1 to −0.5 is not."""
+    for rise, expected in ((-0.5, False), (1.5, "norms")):
+        when = tracking.on_spike(factor=2.0)
+        for total in (-1.0, rise):
+            when.observe(torch.tensor(total))
+        assert when() == expected
+
+
+def test_nan_is_a_spike_and_no_measure() -> None:
+    """NaN spikes; the step after it is compared with the last finite total."""
+    when = tracking.on_spike(factor=2.0)
+    for total in (1.0, float("nan")):
+        when.observe(torch.tensor(total))
+    assert when() == "norms"
+    when.observe(torch.tensor(1.5))
+    assert when() is False
+    assert when.state_dict() == {"previous": 1.5, "spiked": False}
+
+
+def test_a_spike_survives_saving() -> None:
+    """State taken after a spike, and loaded elsewhere, is answered there."""
+    when = tracking.on_spike(factor=2.0)
+    for total in (1.0, 4.0, 4.0):
+        when.observe(torch.tensor(total))
+    assert when() == "norms"
+    when._take(40.0)
+    other = tracking.on_spike(factor=2.0)
+    other.load_state_dict(when.state_dict())
+    assert other() == "norms"
+    assert other.state_dict()["previous"] == 40.0
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0, float("nan")])
+def test_a_factor_that_is_no_rise_is_refused(factor: float) -> None:
+    """The factor must be above 1."""
+    with pytest.raises(eq.OptionError, match="`factor` must be a finite number above 1"):
+        tracking.on_spike(factor)
