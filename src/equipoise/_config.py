@@ -32,6 +32,7 @@ SETTINGS = (
     "differentiable",
     "every",
     "rescale",
+    "nan_policy",
 )
 
 
@@ -47,7 +48,13 @@ def term_to_config(name: str, term: Term) -> dict[str, Any]:
     if term.options:
         with _at(name, "options"):
             config["options"] = {key: _plain(key, value) for key, value in term.options.items()}
-    settings = {"enabled": True, "differentiable": True, "every": 1, "rescale": True}
+    settings = {
+        "enabled": True,
+        "differentiable": True,
+        "every": 1,
+        "rescale": True,
+        "nan_policy": "propagate",
+    }
     for setting, default in settings.items():
         if getattr(term, setting) != default:
             config[setting] = getattr(term, setting)
@@ -71,7 +78,8 @@ def term_from_config(name: str, config: object, penalties: Penalties) -> Term:
         check_options(penalty, settings.get("options") or {}, 1 if names is None else len(names))
     with _at(name, "every"):
         check_every(settings.get("every", 1))
-    return Term(penalty, **settings)
+    with _at(name, "nan_policy"):
+        return Term(penalty, **settings)
 
 
 def _settings(name: str, config: object) -> dict[str, Any]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise._config import term_from_config, term_to_config
+from equipoise._context import compiling
 from equipoise._errors import InputError, InputTypeError, OptionError, check_choice, nearest
 from equipoise._evaluation import Evaluation
 from equipoise._recorder import BASE, Level
 from equipoise._run import SINGLE, keys_of, run
-from equipoise._term import Term, Weight, check_options, in_formula, is_due
+from equipoise._term import NanPolicy, Term, Weight, check_options, in_formula, is_due
 
 Track = bool | Level | Callable[[int | None], bool | Level]
 """Whether gradients are tracked at a step, and what of them; or a function that says so."""
@@ -125,6 +126,10 @@ class Pipeline:
     def disable(self, *names: str) -> Pipeline:
         """A copy in which these terms are neither evaluated nor reported."""
         return self._changed({name: {"enabled": False} for name in names})
+
+    def with_nan_policy(self, policy: NanPolicy) -> Pipeline:
+        """A copy in which a value that is NaN or inf does the same in every term; see `Term`."""
+        return self._changed({name: {"nan_policy": policy} for name in self._terms})
 
     def with_term(self, name: str, term: Term) -> Pipeline:
         """A copy with one more term, at the end."""
@@ -310,7 +315,7 @@ def _check_term(name: str, term: object) -> None:
 
 
 def _base_term(base: Callable[..., Any], inputs: Mapping[str, Any]) -> Term:
-    names = tuple(inspect.signature(base).parameters)
+    names = _parameters(base)
     missing = [name for name in names if name not in inputs]
     if missing or not names:
         raise InputError(
@@ -318,6 +323,15 @@ def _base_term(base: Callable[..., Any], inputs: Mapping[str, Any]) -> Term:
             f"{', '.join(names) or 'none'}. Use `lambda student, labels: ...`, say."
         )
     return Term(base, inputs=names)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    if isinstance(function, nn.Module):
+        return _parameters(function.forward)
+    if compiling() and isinstance(function, FunctionType):
+        # The compiler cannot trace `inspect.signature` of a function that is made inside.
+        return function.__code__.co_varnames[: function.__code__.co_argcount]
+    return tuple(inspect.signature(function).parameters)
 
 
 def _level(track: Track, step: int | None) -> Level | None:

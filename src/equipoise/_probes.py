@@ -8,6 +8,7 @@ what passes through it; it holds on to no gradient unless asked to, and waits fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,31 @@ def probe(x: Tensor, note: Note) -> Tensor:
 def alias(x: Tensor) -> Tensor:
     """An alias of ``x`` that nobody watches, with the same place in the graph as a probe."""
     return x.view_as(x)
+
+
+@dataclass(eq=False)
+class Gate:
+    """Aliases whose gradients are replaced by 0 unless the gate is open, which is known later."""
+
+    open: Tensor | None = None
+
+    def alias(self, x: Tensor) -> Tensor:
+        """An alias behind this gate."""
+        return _Gated.apply(x, self)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Gated(torch.autograd.Function):
+    """The identity; its backward selects, for 0 · NaN would be NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Gate) -> Tensor:  # noqa: ANN401
+        ctx.gate = gate
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        (gradient,) = gradients
+        return torch.where(ctx.gate.open, gradient, 0.0), None
 
 
 def backward_pass() -> int:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from equipoise._context import compiling, inside_transform
-from equipoise._errors import InputError, InputTypeError
+from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._evaluation import Evaluation, Number, TermResult
-from equipoise._probes import alias, map_tensors, real_floating, tensors_in
+from equipoise._finite import check_finite
+from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
 from equipoise._recorder import BASE, Level, Place, Reading, Recorder
 from equipoise._term import Term, weight_at
 
@@ -62,6 +63,8 @@ class Call:
     def result(self, value: Tensor, metrics: Metrics) -> TermResult:
         """The value with its weight."""
         contribution = value if self.name == BASE else self.weight * value
+        if self.term.nan_policy == "skip":
+            contribution = torch.where(value.isfinite(), contribution, 0.0)
         if not isinstance(self.weight, Tensor) and self.weight == 0:
             # 0 · value would be NaN where the value is infinite. It stays in the graph, for data
             # parallelism waits for every parameter's gradient.
@@ -124,14 +127,27 @@ def keys_of(term: Term) -> tuple[str, ...]:
 def _probed(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> TermResult:
     """The usual way: the term reads aliases of its own, and backward shows its gradient."""
     edges: dict[Place, GradientEdge] = {}
-    keys = keys_of(call.term)
-    value, metrics = call.value([recorder.read(call.name, k, inputs[k], edges) for k in keys])
+    keys, policy, gate = keys_of(call.term), call.term.nan_policy, Gate()
+    arguments = [recorder.read(call.name, key, inputs[key], edges) for key in keys]
+    if policy == "skip":
+        arguments = [map_tensors(gate.alias, argument) for argument in arguments]
+    value, metrics = call.value(arguments)
+    if policy == "skip":
+        gate.open = value.detach().isfinite()
+    elif policy == "raise":
+        check_finite(value, name=call.name)
     recorder.readings[call.name] = call.reading(value, edges, some_input=bool(edges))
     return call.result(value, metrics)
 
 
 def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> TermResult:
     """Inside a compiled function or a transform: the gradient is taken along with the value."""
+    if call.term.nan_policy != "propagate":
+        raise OptionError(
+            f"`nan_policy` of {call.name!r} must be 'propagate' inside a compiled function "
+            f"or a functional transform, got {call.term.nan_policy!r}. Use "
+            "`pipeline.with_nan_policy('propagate')` there."
+        )
     arguments = [inputs[key] for key in keys_of(call.term)]
     places: list[Place] = []
     tensors: list[Tensor] = []
@@ -176,7 +192,7 @@ def _added_up(
     penalty = _zero(inputs, recorder) if penalty is None else recorder.watch(penalty, base=False)
     total, shown = penalty, None
     if base_result is not None:
-        shown = recorder.watch(base_result.value, base=True)
+        shown = recorder.watch(base_result.contribution, base=True)
         total = shown + penalty if results else shown
     return Evaluation(
         total=total,

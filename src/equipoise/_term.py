@@ -7,11 +7,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from equipoise._errors import InputTypeError, OptionError, check_number, nearest
+from equipoise._context import compiling
+from equipoise._errors import InputTypeError, OptionError, check_choice, check_number, nearest
+
+NanPolicy = Literal["propagate", "raise", "skip"]
+"""What a value that is NaN or inf does."""
 
 Weight = float | Tensor | Callable[[int], float]
 """A number, a 0-d tensor, or a function of the step."""
@@ -33,6 +37,10 @@ class Term:
     leaves the weight alone. ``differentiable=False`` evaluates it without a graph.
     ``enabled=False`` leaves it out, where a weight of 0 evaluates and reports it.
 
+    ``nan_policy`` says what a value that is NaN or inf does: ``"propagate"`` it into the total,
+    ``"raise"`` (waits for the device), or ``"skip"`` the term for this step: it then contributes 0
+    and sends gradient 0 to its inputs, and is still reported as it is.
+
     *At the edge:* options, the number of inputs and the weight are checked here, not at the first
     step. A `functools.partial` is a penalty with options. A negative weight means what it says.
 
@@ -53,6 +61,7 @@ class Term:
     differentiable: bool
     every: int
     rescale: bool
+    nan_policy: NanPolicy
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class Term:
         differentiable: bool = True,
         every: int = 1,
         rescale: bool = True,
+        nan_policy: NanPolicy = "propagate",
     ) -> None:
         if not callable(penalty):
             raise InputTypeError(
@@ -76,6 +86,7 @@ class Term:
         read = None if names is None else tuple(names)
         check_inputs(read)
         check_weight(weight)
+        check_choice("nan_policy", nan_policy, ("propagate", "raise", "skip"))
         check_every(every)
         check_options(function, given, 1 if read is None else len(read))
         values = {
@@ -87,6 +98,7 @@ class Term:
             "differentiable": differentiable,
             "every": every,
             "rescale": rescale,
+            "nan_policy": nan_policy,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -120,6 +132,7 @@ _DEFAULTS: dict[str, Any] = {
     "differentiable": True,
     "every": 1,
     "rescale": True,
+    "nan_policy": "propagate",
 }
 
 
@@ -190,7 +203,8 @@ def check_inputs(inputs: tuple[str, ...] | None) -> None:
 
 def check_options(penalty: Callable[..., Any], options: Mapping[str, Any], inputs: int) -> None:
     """Refuse options the penalty does not take, and a number of inputs it cannot take."""
-    signature = _signature(penalty)
+    # Some functions written in C have no signature, and the compiler traces any of them wrongly.
+    signature = None if compiling() else _signature(penalty)
     if signature is None:
         return
     parameters = signature.parameters.values()
