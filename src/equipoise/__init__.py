@@ -1,13 +1,14 @@
 """Composable regularization for PyTorch.
 
->>> import torch, equipoise as eq
->>> hidden = torch.tensor([[0.5, -2.0], [0.0, 1.0]], requires_grad=True)
->>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
->>> loss = 1e-3 * eq.l1(hidden) + 0.1 * eq.entropy(logits, from_logits=True)
->>> loss.backward()
->>> hidden.grad
-tensor([[ 0.0010, -0.0010],
-        [ 0.0000,  0.0010]])
+Examples:
+    >>> import torch, equipoise as eq
+    >>> hidden = torch.tensor([[0.5, -2.0], [0.0, 1.0]], requires_grad=True)
+    >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    >>> loss = 1e-3 * eq.l1(hidden) + 0.1 * eq.entropy(logits, from_logits=True)
+    >>> loss.backward()
+    >>> hidden.grad
+    tensor([[ 0.0010, -0.0010],
+            [ 0.0000,  0.0010]])
 
 A penalty is a pure function of tensors: no weight, no state, no waiting for the device, with a
 finite value and a finite gradient wherever the mathematics has one.

@@ -41,15 +41,16 @@ class Evaluation:
     them once. After the backward pass of a tracked evaluation the gradient report is there for
     free; before it, asking differentiates every term down to the inputs, and the graph stays.
 
-    >>> import torch, equipoise as eq
-    >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=0.1), l2=eq.Term(eq.l2, weight=0.01))
-    >>> result = pipeline(torch.tensor([1.0, -2.0], requires_grad=True), track=True)
-    >>> result.total.backward()
-    >>> print(result)
-    term     value    weight    contribution    gradient
-    l1           3       0.1             0.3      0.1414
-    l2           5      0.01            0.05     0.04472
-    total                               0.35      0.1844
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=0.1), l2=eq.Term(eq.l2, weight=0.01))
+        >>> result = pipeline(torch.tensor([1.0, -2.0], requires_grad=True), track=True)
+        >>> result.total.backward()
+        >>> print(result)
+        term     value    weight    contribution    gradient
+        l1           3       0.1             0.3      0.1414
+        l2           5      0.01            0.05     0.04472
+        total                               0.35      0.1844
     """
 
     total: Tensor

@@ -22,12 +22,13 @@ def check_finite(
     *At the edge:* +inf and −inf count together. Integers, bools and empty tensors are finite;
     complex numbers are when both parts are.
 
-    >>> import torch, equipoise as eq
-    >>> eq.check_finite(torch.ones(3))
-    >>> eq.check_finite(torch.tensor([1.0, float("nan"), float("inf")]), name="loss")
-    Traceback (most recent call last):
-        ...
-    equipoise._errors.NonFiniteError: `loss` must be finite, got 1 NaN and 1 inf among 3 entries...
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> eq.check_finite(torch.ones(3))
+        >>> eq.check_finite(torch.tensor([1.0, float("nan"), float("inf")]), name="loss")
+        Traceback (most recent call last):
+            ...
+        equipoise._errors.NonFiniteError: `loss` must be finite, got 1 NaN and 1 inf among 3...
     """
     tensors = _named(x, name)
     found = [f for f in _findings(tensors) if f.nan or f.inf]

@@ -46,14 +46,15 @@ class Gradients:
     *At the edge:* a term without a gradient has ``grad_norm`` None and ``grad_error`` says why; it
     takes no part in shares and conflicts. Where all gradients are 0, cosines and shares are NaN.
 
-    >>> import torch, equipoise as eq
-    >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1), l2=eq.Term(eq.l2, weight=0.5))
-    >>> result = pipeline(torch.tensor([3.0, -4.0], requires_grad=True), track="gram")
-    >>> result.total.backward()
-    >>> result.gradients.norms["l2"].item(), result.gradients.weighted["l2"].item()
-    (10.0, 5.0)
-    >>> result.gradients.dominant()
-    'l2'
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1), l2=eq.Term(eq.l2, weight=0.5))
+        >>> result = pipeline(torch.tensor([3.0, -4.0], requires_grad=True), track="gram")
+        >>> result.total.backward()
+        >>> result.gradients.norms["l2"].item(), result.gradients.weighted["l2"].item()
+        (10.0, 5.0)
+        >>> result.gradients.dominant()
+        'l2'
     """
 
     names: tuple[str, ...]

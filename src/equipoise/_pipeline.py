@@ -47,15 +47,16 @@ class Pipeline:
     every term disabled the total is a zero on the inputs' device. Misspelt names are errors that
     suggest the near one. A failing term's exception says which term it was.
 
-    >>> import torch, equipoise as eq
-    >>> pipeline = eq.Pipeline(
-    ...     sparsity=eq.Term(eq.l1, inputs="hidden", weight=1e-3),
-    ...     distill=eq.Term(eq.kl_divergence, inputs=("teacher", "student"), weight=0.1),
-    ... )
-    >>> print(pipeline.reweighted(sparsity=0.01))
-    0.01·sparsity(hidden) + 0.1·distill(teacher, student)
-    >>> eq.Pipeline(l1=eq.Term(eq.l1, weight=0.5))(torch.tensor([1.0, -2.0])).total
-    tensor(1.5000)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> pipeline = eq.Pipeline(
+        ...     sparsity=eq.Term(eq.l1, inputs="hidden", weight=1e-3),
+        ...     distill=eq.Term(eq.kl_divergence, inputs=("teacher", "student"), weight=0.1),
+        ... )
+        >>> print(pipeline.reweighted(sparsity=0.01))
+        0.01·sparsity(hidden) + 0.1·distill(teacher, student)
+        >>> eq.Pipeline(l1=eq.Term(eq.l1, weight=0.5))(torch.tensor([1.0, -2.0])).total
+        tensor(1.5000)
     """
 
     __slots__ = ("_terms",)

@@ -44,13 +44,14 @@ class Term:
     *At the edge:* options, the number of inputs and the weight are checked here, not at the first
     step. A `functools.partial` is a penalty with options. A negative weight means what it says.
 
-    >>> import equipoise as eq
-    >>> eq.Term(eq.l1, inputs="hidden", weight=1e-3)
-    Term(l1, inputs=('hidden',), weight=0.001)
-    >>> eq.Term(eq.entropy, options={"mod": "bonus"})
-    Traceback (most recent call last):
-        ...
-    equipoise._errors.OptionError: `entropy` takes the options ... got 'mod'. Did you mean 'mode'?
+    Examples:
+        >>> import equipoise as eq
+        >>> eq.Term(eq.l1, inputs="hidden", weight=1e-3)
+        Term(l1, inputs=('hidden',), weight=0.001)
+        >>> eq.Term(eq.entropy, options={"mod": "bonus"})
+        Traceback (most recent call last):
+            ...
+        equipoise._errors.OptionError: `entropy` takes the options ... Did you mean 'mode'?
     """
 
     penalty: Callable[..., Any]
@@ -183,10 +184,10 @@ def check_every(every: object) -> None:
         )
 
 
-def check_inputs(inputs: tuple[str, ...] | None) -> None:
+def check_inputs(inputs: tuple[object, ...] | None) -> None:
     """Refuse names that a call could not tell from its own arguments."""
     for name in inputs or ():
-        if not str(name).isidentifier():
+        if not isinstance(name, str) or not name.isidentifier():
             raise OptionError(
                 f"`inputs` must be names that can be keywords, got {name!r}. Use 'hidden', say."
             )

@@ -1,9 +1,10 @@
 """Schedules: a weight as a function of the step, or of the epoch, or of anything that counts up.
 
->>> from equipoise import schedules
->>> ramp = schedules.linear(0.0, 0.01, steps=11)
->>> ramp, ramp(0), ramp(5), ramp(100)
-(linear(0→0.01), 0.0, 0.005, 0.01)
+Examples:
+    >>> from equipoise import schedules
+    >>> ramp = schedules.linear(0.0, 0.01, steps=11)
+    >>> ramp, ramp(0), ramp(5), ramp(100)
+    (linear(0→0.01), 0.0, 0.005, 0.01)
 
 Any function from a number to a number is a schedule too. Those made here also print themselves and
 go to and from plain data.
@@ -39,9 +40,10 @@ class Schedule:
 
     *At the edge:* negative steps are refused.
 
-    >>> from equipoise import schedules
-    >>> schedules.constant(0.1)(step=7)
-    0.1
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.constant(0.1)(step=7)
+        0.1
     """
 
     kind: str
@@ -65,9 +67,10 @@ def constant(value: float) -> Schedule:
 
     *At the edge:* must be finite.
 
-    >>> from equipoise import schedules
-    >>> schedules.constant(0.5)(3)
-    0.5
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.constant(0.5)(3)
+        0.5
     """
     check_number("value", value)
     return Schedule("constant", {"value": value})
@@ -78,9 +81,10 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
     *At the edge:* with one step it is ``start`` at step 0 and ``end`` after it.
 
-    >>> from equipoise import schedules
-    >>> schedules.linear(0.0, 1.0, steps=11)(5)
-    0.5
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.linear(0.0, 1.0, steps=11)(5)
+        0.5
     """
     return _between("linear", start, end, steps)
 
@@ -90,9 +94,10 @@ def cosine(start: float, end: float, steps: int) -> Schedule:
 
     *At the edge:* as `linear`.
 
-    >>> from equipoise import schedules
-    >>> round(schedules.cosine(1.0, 0.0, steps=11)(5), 6)
-    0.5
+    Examples:
+        >>> from equipoise import schedules
+        >>> round(schedules.cosine(1.0, 0.0, steps=11)(5), 6)
+        0.5
     """
     return _between("cosine", start, end, steps)
 
@@ -109,9 +114,10 @@ def warmup(value: float, steps: int) -> Schedule:
 
     *At the edge:* with no steps it is ``value`` from the beginning.
 
-    >>> from equipoise import schedules
-    >>> schedules.warmup(1.0, steps=4)(1)
-    0.25
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.warmup(1.0, steps=4)(1)
+        0.25
     """
     check_number("value", value)
     check_number("steps", steps, low=0)
@@ -123,9 +129,10 @@ def decay(value: float, rate: float) -> Schedule:
 
     *At the edge:* ``rate`` must not be negative; above 1 it grows.
 
-    >>> from equipoise import schedules
-    >>> schedules.decay(1.0, rate=0.5)(3)
-    0.125
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.decay(1.0, rate=0.5)(3)
+        0.125
     """
     check_number("value", value)
     check_number("rate", rate, low=0)
@@ -137,9 +144,10 @@ def piecewise(values: Mapping[int, float]) -> Schedule:
 
     *At the edge:* must say what holds at step 0.
 
-    >>> from equipoise import schedules
-    >>> schedules.piecewise({0: 0.0, 1000: 0.1})(1000)
-    0.1
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.piecewise({0: 0.0, 1000: 0.1})(1000)
+        0.1
     """
     for value in values.values():
         check_number("values", value)
@@ -151,12 +159,13 @@ def chained(schedules: Mapping[int, Callable[[Number], float]]) -> Schedule:
 
     *At the edge:* must say what begins at step 0.
 
-    >>> from equipoise import schedules
-    >>> warm_then_fall = schedules.chained(
-    ...     {0: schedules.warmup(1.0, steps=10), 10: schedules.decay(1.0, rate=0.5)}
-    ... )
-    >>> warm_then_fall(5), warm_then_fall(11)
-    (0.5, 0.5)
+    Examples:
+        >>> from equipoise import schedules
+        >>> warm_then_fall = schedules.chained(
+        ...     {0: schedules.warmup(1.0, steps=10), 10: schedules.decay(1.0, rate=0.5)}
+        ... )
+        >>> warm_then_fall(5), warm_then_fall(11)
+        (0.5, 0.5)
     """
     for schedule in schedules.values():
         if not callable(schedule):
@@ -183,9 +192,10 @@ def from_config(config: Mapping[str, Mapping[str, Any]]) -> Schedule:
 
     *At the edge:* an unknown kind or argument is refused by name.
 
-    >>> from equipoise import schedules
-    >>> schedules.from_config({"decay": {"value": 1.0, "rate": 0.5}})
-    decay(1·0.5^step)
+    Examples:
+        >>> from equipoise import schedules
+        >>> schedules.from_config({"decay": {"value": 1.0, "rate": 0.5}})
+        decay(1·0.5^step)
     """
     if len(config) != 1:
         raise OptionError(

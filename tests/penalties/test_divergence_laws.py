@@ -169,6 +169,16 @@ def test_an_infinite_divergence_is_infinite(from_logits: bool, chunk: int | None
         assert_equal(kl(*pair, direction="symmetric"), math.inf)
 
 
+@pytest.mark.parametrize("log_q", [-90.0, -800.0, -1e10])
+def test_what_is_very_unlikely_is_not_impossible(log_q: float) -> None:
+    """A probability that rounds to 0 has a logarithm all the same, and a finite divergence."""
+    p, q = HALF[:2], torch.tensor([log_q, 0.0], dtype=torch.float64)
+    wanted = math.log(0.5) - 0.5 * log_q
+    assert_close(eq.kl_divergence(p, q), wanted)
+    assert_close(eq.kl_divergence(p, q, from_logits=True), wanted)
+    assert_gradients(lambda q: eq.kl_divergence(p, q), [q], [-0.5])
+
+
 @every_direction
 def test_an_infinite_divergence_has_no_nan_in_its_gradient(direction: str) -> None:
     """The entry that is infinite has gradient 0, and the others have their own."""

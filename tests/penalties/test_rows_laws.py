@@ -219,8 +219,15 @@ def test_a_row_without_support_is_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != COUNTS_ENTRIES])
 @few
-@given(both=pairs, keep=supports(1, VOCABULARY), from_logits=st.booleans())
-def test_a_shared_zero_is_deleted(name: str, both: Tensor, keep: Tensor, from_logits: bool) -> None:
+@given(
+    both=pairs,
+    keep=supports(1, VOCABULARY),
+    from_logits=st.booleans(),
+    also=st.sampled_from([{}, {"mask": torch.ones(ROWS)}, {"support": torch.ones(VOCABULARY)}]),
+)
+def test_a_shared_zero_is_deleted(
+    name: str, both: Tensor, keep: Tensor, from_logits: bool, also: dict[str, Tensor]
+) -> None:
     """Where all distributions are −inf nothing is added: value, gradient and curvature agree."""
     penalty, inputs = drawn(name, both, from_logits=from_logits)
     zeros = [x.masked_fill(~keep[0], -torch.inf) for x in inputs]
@@ -228,8 +235,9 @@ def test_a_shared_zero_is_deleted(name: str, both: Tensor, keep: Tensor, from_lo
     def deleted(*xs: Tensor) -> Tensor:
         return penalty(*(x[:, keep[0]] for x in xs))
 
-    assert_same_function(penalty, deleted, *zeros)
-    assert_same_curvature(penalty, deleted, *zeros)
+    counted = partial(penalty, **also)
+    assert_same_function(counted, deleted, *zeros)
+    assert_same_curvature(counted, deleted, *zeros)
 
 
 # Chunks ------------------------------------------------------------------------------------------

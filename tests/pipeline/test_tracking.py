@@ -233,7 +233,7 @@ def test_inner_products_need_the_gradients_themselves() -> None:
         lambda: result.gradients.cosines,
         lambda: result.gradients.shares,
         lambda: result.gradients.cosine("l2", "sum"),
-        lambda: result.gradients.conflicts(),
+        result.gradients.conflicts,
     ):
         with pytest.raises(eq.GradientError, match=r"got a report of norms\. Use `track='gram'`"):
             ask()
@@ -541,7 +541,7 @@ def test_inputs_without_gradient_have_no_row(track: str) -> None:
     """Neither integers, nor what does not require grad, nor data, nor what no term reads."""
     x = ramp()
     net = Pipeline(
-        gather=Term(lambda x, i, mask, name: x[i][mask].sum(), inputs=("x", "i", "mask", "name")),
+        gather=Term(lambda x, i, keep, _: x[i][keep].sum(), inputs=("x", "i", "mask", "name")),
         silent=Term(eq.l1, inputs="unread", enabled=False),
     )
     result = net(
@@ -599,14 +599,17 @@ class Stubborn(torch.autograd.Function):
     """The identity, with a backward that fails."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(*_: Any) -> Tensor:
         raise RuntimeError("no way back\nin two lines")
 
 
+NOT_REACHED = (
+    "its value does not depend on an input that requires grad, or the backward pass left it out"
+)
 REASONS: dict[str, tuple[Term, str]] = {
     "not differentiable": (
         Term(lambda x: x.argmax().double()),
@@ -621,8 +624,7 @@ REASONS: dict[str, tuple[Term, str]] = {
     "no input": (Term(eq.l1, inputs="fixed"), "none of its inputs requires grad"),
     "elsewhere": (
         Term(lambda _: (3 * OTHER).sum()),
-        "its value does not depend on an input that requires grad, "
-        "or the backward pass left it out",
+        NOT_REACHED,
     ),
 }
 OTHER = torch.ones(2, dtype=torch.float64, requires_grad=True)
@@ -685,7 +687,7 @@ def test_a_base_that_cannot_be_pulled_does_not_stop_the_training(track: str) -> 
 def test_a_report_without_any_gradient_has_no_dominant_term() -> None:
     """Asking which term dominates is an error that holds all the reasons."""
     result = Pipeline(off=Term(eq.l1, differentiable=False))(ramp())
-    with pytest.raises(eq.GradientError, match="no term has a gradient: .*differentiable=False"):
+    with pytest.raises(eq.GradientError, match=r"no term has a gradient: .*differentiable=False"):
         result.gradients.dominant()
 
 
@@ -755,12 +757,12 @@ class Counting(torch.autograd.Function):
     backwards = 0
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_: Any, x: Tensor) -> Tensor:
         Counting.forwards += 1
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
         Counting.backwards += 1
         return gradients[0]
 

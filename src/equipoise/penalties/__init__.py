@@ -1,12 +1,12 @@
 """Penalties: pure functions of tensors. No weight, no state, no waiting for the device.
 
-=========================== =======================================================================
-how large                   `l1`, `l2`, `elastic_net`, `output_magnitude`
-how far apart               `kl_divergence`, `js_divergence`, `sampled_kl`, `consistency`
-how uncertain               `entropy`
-how far from orthogonal     `orthogonality`
-how steep                   `gradient_penalty`, `interpolated_gradient_penalty`
-=========================== =======================================================================
+|                         | |
+|-------------------------|---|
+| how large               | `l1`, `l2`, `elastic_net`, `output_magnitude` |
+| how far apart           | `kl_divergence`, `js_divergence`, `sampled_kl`, `consistency` |
+| how uncertain           | `entropy` |
+| how far from orthogonal | `orthogonality` |
+| how steep               | `gradient_penalty`, `interpolated_gradient_penalty` |
 """
 
 from equipoise.penalties._consistency import consistency

@@ -39,10 +39,11 @@ def consistency(
     gradient 0. Identical inputs have gradient 0 in every metric. No entry gives 0. NaN propagates,
     except under the mask.
 
-    >>> import torch, equipoise as eq
-    >>> a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
-    >>> eq.consistency(a, b), eq.consistency(a, b, metric="cosine")
-    (tensor(2.5000), tensor(1.))
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
+        >>> eq.consistency(a, b), eq.consistency(a, b, metric="cosine")
+        (tensor(2.5000), tensor(1.))
     """
     check_choice("metric", metric, ("mse", "l1", "cosine", "kl"))
     check_choice("stop_gradient", stop_gradient, (None, "first", "second"))

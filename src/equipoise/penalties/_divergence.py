@@ -62,13 +62,14 @@ def kl_divergence(
     entry has gradient 0. Where it normalises itself it is never negative, and does not cancel for
     p ≈ q. No row gives 0. NaN and inf propagate, except under ``mask`` and ``support``.
 
-    >>> import torch, equipoise as eq
-    >>> p = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).log()
-    >>> q = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0]).log()
-    >>> eq.kl_divergence(p, q)
-    tensor(0.1064)
-    >>> eq.kl_divergence(q, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).log())
-    tensor(inf)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> p = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).log()
+        >>> q = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0]).log()
+        >>> eq.kl_divergence(p, q)
+        tensor(0.1064)
+        >>> eq.kl_divergence(q, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).log())
+        tensor(inf)
     """
     check_choice("direction", direction, ("forward", "reverse", "symmetric"))
     check_number("temperature", temperature, above=0.0)
@@ -124,11 +125,12 @@ def js_divergence(
     *At the edge:* finite and never negative for 0 < β < 1, whatever is −inf; both −inf contributes
     0 with gradient 0. No row gives 0. NaN propagates, except under ``mask`` and ``support``.
 
-    >>> import torch, equipoise as eq
-    >>> p = torch.tensor([1.0, 0.0, 0.0]).log()
-    >>> q = torch.tensor([0.0, 1.0, 0.0]).log()
-    >>> eq.js_divergence(p, q), eq.js_divergence(p, q, base=2)
-    (tensor(0.6931), tensor(1.))
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> p = torch.tensor([1.0, 0.0, 0.0]).log()
+        >>> q = torch.tensor([0.0, 1.0, 0.0]).log()
+        >>> eq.js_divergence(p, q), eq.js_divergence(p, q, base=2)
+        (tensor(0.6931), tensor(1.))
     """
     check_choice("base", base, ("e", 2))
     check_number("beta", beta, low=0.0, high=1.0)

@@ -43,12 +43,13 @@ def entropy(
     *At the edge:* −inf contributes 0 with gradient 0. No row gives 0. NaN propagates, except under
     ``mask`` and ``support``; a temperature that is not positive is refused.
 
-    >>> import torch, equipoise as eq
-    >>> p = torch.tensor([0.5, 0.5, 0.0]).log()
-    >>> eq.entropy(p), eq.entropy(p, mode="bonus")
-    (tensor(0.6931), tensor(-0.6931))
-    >>> eq.entropy(p, normalize=True, support=torch.tensor([True, True, False]))
-    tensor(1.)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> p = torch.tensor([0.5, 0.5, 0.0]).log()
+        >>> eq.entropy(p), eq.entropy(p, mode="bonus")
+        (tensor(0.6931), tensor(-0.6931))
+        >>> eq.entropy(p, normalize=True, support=torch.tensor([True, True, False]))
+        tensor(1.)
     """
     check_choice("mode", mode, ("penalty", "bonus"))
     check_number("temperature", temperature, above=0.0)

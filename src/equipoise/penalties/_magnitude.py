@@ -36,11 +36,12 @@ def l1(
     mask, where they change neither value nor gradient. Half precision is computed and returned in
     float32.
 
-    >>> import torch, equipoise as eq
-    >>> eq.l1(torch.tensor([1.0, -2.0, 3.0]))
-    tensor(6.)
-    >>> eq.l1([torch.ones(2), -torch.ones(3)], reduction="mean", scale=0.5)
-    tensor(0.5000)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> eq.l1(torch.tensor([1.0, -2.0, 3.0]))
+        tensor(6.)
+        >>> eq.l1([torch.ones(2), -torch.ones(3)], reduction="mean", scale=0.5)
+        tensor(0.5000)
     """
     tensors, masks = pieces("x", x, mask)
     return scale * reduce([t.abs() for t in tensors], masks, reduction=reduction)
@@ -69,15 +70,16 @@ def l2(
     computed and returned in float32. In AdamW's terms ``weight_decay=λ`` is ``scale=λ/2``, and
     only for plain SGD the same.
 
-    >>> import torch, equipoise as eq
-    >>> x = torch.tensor([1.0, 2.0, 3.0])
-    >>> (
-    ...     eq.l2(x),
-    ...     eq.l2(x, center="mean"),
-    ...     eq.l2(x, clip=2.0),
-    ...     eq.l2(x, clip=2.0, clip_mode="huber"),
-    ... )
-    (tensor(14.), tensor(2.), tensor(9.), tensor(13.))
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> x = torch.tensor([1.0, 2.0, 3.0])
+        >>> (
+        ...     eq.l2(x),
+        ...     eq.l2(x, center="mean"),
+        ...     eq.l2(x, clip=2.0),
+        ...     eq.l2(x, clip=2.0, clip_mode="huber"),
+        ... )
+        (tensor(14.), tensor(2.), tensor(9.), tensor(13.))
     """
     check_choice("clip_mode", clip_mode, ("cap", "huber"))
     if clip is not None:
@@ -135,9 +137,10 @@ def elastic_net(
     *At the edge:* the gradient at 0 is 0; ``l1_ratio`` outside [0, 1] is refused; otherwise as
     `l1` and `l2`.
 
-    >>> import torch, equipoise as eq
-    >>> eq.elastic_net(torch.tensor([1.0, -2.0]), l1_ratio=0.25)
-    tensor(4.5000)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> eq.elastic_net(torch.tensor([1.0, -2.0]), l1_ratio=0.25)
+        tensor(4.5000)
     """
     check_number("l1_ratio", l1_ratio, low=0.0, high=1.0)
     tensors, masks = pieces("x", x, mask)
@@ -171,9 +174,10 @@ def output_magnitude(
     derivative; an empty ``dim`` counts as x = 0. Half precision is computed and returned in
     float32.
 
-    >>> import torch, equipoise as eq
-    >>> eq.output_magnitude(torch.tensor([3.0, 4.0]), target=1.0, norm="l2")
-    tensor(16.)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> eq.output_magnitude(torch.tensor([3.0, 4.0]), target=1.0, norm="l2")
+        tensor(16.)
     """
     check_choice("norm", norm, ("rms", "l2"))
     check_number("target", target)

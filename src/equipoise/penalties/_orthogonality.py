@@ -38,12 +38,12 @@ def orthogonality(
 ) -> Float[Tensor, ""]:
     """How far the rows mᵢ of a matrix M (n×d) are from orthogonal, through G = M·Mᵀ.
 
-    =============== ====================================== =======================================
-    ``"soft"``      Σ_{i≠j} G_ij²                          rows at right angles, of any length
-    ``"hard"``      Σ (G − I)_ij²                          rows orthonormal
-    ``"spectral"``  Σ (σᵢ² − mean σ²)²                     all min(n, d) singular values equal
-    ``"srip"``      max |σᵢ² − 1|                          none stretches (Bansal et al. 2018)
-    =============== ====================================== =======================================
+    | mode         | value                   | it asks for                                      |
+    |--------------|-------------------------|--------------------------------------------------|
+    | ``soft``     | Σ_{i≠j} G_ij²           | rows at right angles, of any length              |
+    | ``hard``     | Σ (G − I)_ij²           | rows orthonormal                                 |
+    | ``spectral`` | Σ (σᵢ² − mean σ²)²      | all min(n, d) singular values σᵢ equal           |
+    | ``srip``     | max abs(σᵢ² − 1)        | no direction stretched (Bansal et al. 2018)      |
 
     With unit rows (``normalize``) and n ≤ d the first three coincide; otherwise they differ. With
     n > d only ``"spectral"`` can reach zero. ``reduction="mean"`` divides by the number of entries
@@ -60,12 +60,13 @@ def orthogonality(
     gives 0. Half precision and autocast are computed in float32. ``"srip"`` has a second derivative
     only where the outermost singular value is simple, and its decomposition waits for the device.
 
-    >>> import torch, equipoise as eq
-    >>> m = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
-    >>> eq.orthogonality(m)
-    tensor(0.7200)
-    >>> eq.orthogonality(m, mode="hard", normalize=False)
-    tensor(594.)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> m = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+        >>> eq.orthogonality(m)
+        tensor(0.7200)
+        >>> eq.orthogonality(m, mode="hard", normalize=False)
+        tensor(594.)
     """
     check_choice("mode", mode, ("soft", "hard", "spectral", "srip"))
     check_choice("reduction", reduction, ("sum", "mean"))

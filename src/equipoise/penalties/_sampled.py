@@ -39,13 +39,14 @@ def sampled_kl(
     gradient 0; ``logq = −inf`` alone gives ``inf``. No token gives 0. NaN propagates, except under
     the mask.
 
-    >>> import torch, equipoise as eq
-    >>> logp, logq = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.5])
-    >>> (
-    ...     eq.sampled_kl(logp, logq, estimator="k1"),
-    ...     eq.sampled_kl(logp, logq, estimator="k2"),
-    ... )
-    (tensor(0.), tensor(0.1250))
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> logp, logq = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.5])
+        >>> (
+        ...     eq.sampled_kl(logp, logq, estimator="k1"),
+        ...     eq.sampled_kl(logp, logq, estimator="k2"),
+        ... )
+        (tensor(0.), tensor(0.1250))
     """
     check_choice("estimator", estimator, ("k1", "k2", "k3"))
     check_choice("gradient", gradient, ("same", "k2"))

@@ -63,11 +63,12 @@ def gradient_penalty(
     refused, and so is one with an operation that has no second derivative (fused attention), by
     name; compiled code cannot be asked and leaves both to torch.
 
-    >>> import torch, equipoise as eq
-    >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
-    >>> critic = lambda x: x.square().sum(-1) / 2  # gradient norms 5 and 1
-    >>> eq.gradient_penalty(critic, x).detach()
-    tensor(8.)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> critic = lambda x: x.square().sum(-1) / 2  # gradient norms 5 and 1
+        >>> eq.gradient_penalty(critic, x).detach()
+        tensor(8.)
     """
     check_choice("per", per, ("sample", "batch"))
     check_choice("sided", sided, ("two", "one"))
@@ -111,11 +112,12 @@ def interpolated_gradient_penalty(
 
     *At the edge:* as `gradient_penalty`.
 
-    >>> import torch, equipoise as eq
-    >>> fake, real = torch.zeros(4, 2), torch.ones(4, 2)
-    >>> critic = lambda x: x.square().sum(-1) / 2
-    >>> eq.interpolated_gradient_penalty(critic, fake, real, epsilon=0.5, squared=True).detach()
-    tensor(0.5000)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> fake, real = torch.zeros(4, 2), torch.ones(4, 2)
+        >>> critic = lambda x: x.square().sum(-1) / 2
+        >>> eq.interpolated_gradient_penalty(critic, fake, real, epsilon=0.5, squared=True).detach()
+        tensor(0.5000)
     """
     check_tensor("x", x)
     check_tensor("reference", reference)

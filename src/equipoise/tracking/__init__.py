@@ -1,11 +1,11 @@
 """Which term moves the model: when to look, how far down, and what the last steps show.
 
-============================ ======================================================================
-when to look                 `every`, `always`, `on_spike`: for ``track=`` of a pipeline's call
-at one function              `grad_norm`
-at the parameters            `parameter_gradients`
-over many steps              `History`
-============================ ======================================================================
+|                   | |
+|-------------------|---|
+| when to look      | `every`, `always`, `on_spike`: for ``track=`` of a pipeline's call |
+| at one function   | `grad_norm` |
+| at the parameters | `parameter_gradients` |
+| over many steps   | `History` |
 """
 
 from equipoise.tracking._findings import Finding

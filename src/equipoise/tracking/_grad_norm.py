@@ -21,9 +21,10 @@ def grad_norm(fn: ScalarFunction, x: Float[Tensor, "..."], /) -> Float[Tensor, "
     entries. What cannot be differentiated is refused with the reason; it never becomes 0. A
     gradient with NaN has norm NaN. Half precision is returned as float32.
 
-    >>> import torch, equipoise as eq
-    >>> eq.grad_norm(eq.l2, torch.tensor([1.0, 2.0, 3.0]))
-    tensor(7.4833)
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> eq.grad_norm(eq.l2, torch.tensor([1.0, 2.0, 3.0]))
+        tensor(7.4833)
     """
     check_tensor("x", x)
     with torch.enable_grad():

@@ -21,18 +21,19 @@ class History:
     *At the edge:* reading before any report came is an error. NaN and inf count as they are, and
     as exploding.
 
-    >>> import torch, equipoise as eq
-    >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=1e-6), l2=eq.Term(eq.l2))
-    >>> history = eq.tracking.History(window=100)
-    >>> for step in range(5):
-    ...     result = pipeline(torch.tensor([1.0, -2.0], requires_grad=True), track=True)
-    ...     result.total.backward()
-    ...     history.add(result)
-    >>> history.dominant()
-    'l2'
-    >>> for finding in history.findings():
-    ...     print(finding)
-    l1: 3.16e+06× below l2 on average, and hardly moves the model
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=1e-6), l2=eq.Term(eq.l2))
+        >>> history = eq.tracking.History(window=100)
+        >>> for step in range(5):
+        ...     result = pipeline(torch.tensor([1.0, -2.0], requires_grad=True), track=True)
+        ...     result.total.backward()
+        ...     history.add(result)
+        >>> history.dominant()
+        'l2'
+        >>> for finding in history.findings():
+        ...     print(finding)
+        l1: 3.16e+06× below l2 on average, and hardly moves the model
     """
 
     def __init__(self, window: int = 100) -> None:

@@ -46,14 +46,15 @@ def parameter_gradients(
     with ``"gram"`` one for each term. Under data parallelism the gradients are those of this
     process alone: use ``set_grad=False`` and ``backward``, which averages them.
 
-    >>> import torch, equipoise as eq
-    >>> weight = torch.tensor([3.0, -4.0], requires_grad=True)
-    >>> pipeline = eq.Pipeline(
-    ...     l1=eq.Term(eq.l1, inputs="weights"), l2=eq.Term(eq.l2, inputs="weights", weight=0.5)
-    ... )
-    >>> report = eq.tracking.parameter_gradients(pipeline(weights=[weight]), [weight])
-    >>> report.weighted["l2"].item(), weight.grad
-    (5.0, tensor([ 4., -5.]))
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> weight = torch.tensor([3.0, -4.0], requires_grad=True)
+        >>> pipeline = eq.Pipeline(
+        ...     l1=eq.Term(eq.l1, inputs="weights"), l2=eq.Term(eq.l2, inputs="weights", weight=0.5)
+        ... )
+        >>> report = eq.tracking.parameter_gradients(pipeline(weights=[weight]), [weight])
+        >>> report.weighted["l2"].item(), weight.grad
+        (5.0, tensor([ 4., -5.]))
     """
     places = _places(parameters)
     if result.tracked and set_grad:

@@ -36,10 +36,11 @@ def every(steps: int, *, level: Level = "norms") -> Every:
 
     *At the edge:* a call without ``step`` is an error.
 
-    >>> from equipoise import tracking
-    >>> when = tracking.every(100)
-    >>> when(0), when(50), when(200)
-    ('norms', False, 'norms')
+    Examples:
+        >>> from equipoise import tracking
+        >>> when = tracking.every(100)
+        >>> when(0), when(50), when(200)
+        ('norms', False, 'norms')
     """
     check_number("steps", steps, low=1)
     return Every(steps, level)
@@ -50,9 +51,10 @@ def always(_step: int | None = None, /) -> Level:
 
     *At the edge:* needs no step. ``track="gram"`` does the same with inner products.
 
-    >>> from equipoise import tracking
-    >>> tracking.always(7)
-    'norms'
+    Examples:
+        >>> from equipoise import tracking
+        >>> tracking.always(7)
+        'norms'
     """
     return "norms"
 
@@ -113,13 +115,14 @@ def on_spike(factor: float = 2.0, *, level: Level = "norms") -> OnSpike:
 
     *At the edge:* a rise is measured against the size of the last finite total, whatever its sign.
 
-    >>> import torch
-    >>> from equipoise import tracking
-    >>> when = tracking.on_spike(factor=2.0)
-    >>> for total in (1.0, 1.5, 4.0):
-    ...     when.observe(torch.tensor(total))
-    >>> when(), when()
-    ('norms', False)
+    Examples:
+        >>> import torch
+        >>> from equipoise import tracking
+        >>> when = tracking.on_spike(factor=2.0)
+        >>> for total in (1.0, 1.5, 4.0):
+        ...     when.observe(torch.tensor(total))
+        >>> when(), when()
+        ('norms', False)
     """
     check_number("factor", factor, above=1.0)
     return OnSpike(factor, level)
