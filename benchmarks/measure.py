@@ -13,13 +13,18 @@ import torch
 
 
 def seconds(cases: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
-    """The median time of each case; the cases take turns, so that noise falls on all of them."""
+    """The median time of each case.
+
+    The cases take turns, and another one begins each round: noise falls on all of them, and so does
+    what a case leaves behind in the allocator for the next.
+    """
     times: dict[str, list[float]] = {name: [] for name in cases}
     for round_ in range(repeats + 1):
-        for name, run in cases.items():
+        first = round_ % len(cases)
+        for name in [*cases][first:] + [*cases][:first]:
             _finish()
             start = time.perf_counter()
-            run()
+            cases[name]()
             _finish()
             if round_:  # the first round warms up
                 times[name].append(time.perf_counter() - start)

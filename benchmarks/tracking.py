@@ -107,7 +107,7 @@ def main() -> None:
         "retain_graph, one pass a term": partial(retained, named),
         "N+1 further evaluations": partial(recomputed, named),
     }
-    times = seconds(cases)
+    times = seconds(cases, repeats=12)
     plain, untracked = times["weighted sum by hand"], times["pipeline, untracked"]
     table(
         [f"7 terms, [{ROWS}, {VOCABULARY}]", "time", "of by hand", "of untracked"],

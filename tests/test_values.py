@@ -18,6 +18,9 @@ Option = float | str | bool
 
 CASES: list[Case] = json.loads(Path(__file__).with_name("values.json").read_text("utf-8"))
 
+PIPELINES = {"pipeline.compute", "schedule", "total_grad_norm"}
+"""Functions of the table that are tested in `tests/pipeline/test_values.py`."""
+
 NOT_YET = {
     "clip_by_norm",
     "clip_by_percentile",
@@ -50,14 +53,6 @@ def grad_norm(x: Tensor, *, loss: str) -> Tensor:
     return eq.grad_norm(LOSSES[loss], x)
 
 
-def total_grad_norm(x: Tensor, *, base: str, terms: list[tuple[str, float]]) -> Tensor:
-    """The length of the gradient of a base and weighted terms together."""
-    weighted = {name: eq.Term(LOSSES[name], weight=weight) for name, weight in terms}
-    pipeline = eq.Pipeline(base=eq.Term(LOSSES[base]), **weighted)
-    norm = pipeline(x, track="norms").metrics()["total_grad_norm"]
-    return torch.tensor(norm, dtype=x.dtype)
-
-
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "consistency": eq.consistency,
     "elastic_net": eq.elastic_net,
@@ -70,15 +65,8 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "l2": eq.l2,
     "orthogonality": eq.orthogonality,
     "output_magnitude": eq.output_magnitude,
-    "total_grad_norm": total_grad_norm,
 }
 """Functions of the table that give a number."""
-
-REPORTING = {"pipeline.compute"}
-"""Functions of the table that give several figures by name."""
-
-SCHEDULING = {"schedule"}
-"""Functions of the table that take a step."""
 
 REFUSING = {"validate"}
 """Functions of the table that raise."""
@@ -109,27 +97,6 @@ def test_the_value_is_the_one_in_the_table(case: Case, dtype: torch.dtype) -> No
     torch.testing.assert_close(part(case, dtype), expected, rtol=0, atol=case["tol"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-@pytest.mark.parametrize("case", cases(REPORTING))
-def test_the_figures_are_those_in_the_table(case: Case, dtype: torch.dtype) -> None:
-    """A pipeline reports the table's figures, and its total is the table's total."""
-    entries = {name: eq.Term(getattr(eq, name), **o) for name, o in case["kwargs"]["entries"]}
-    evaluation = eq.Pipeline(**entries)(torch.tensor(case["args"][0], dtype=dtype))
-    figures = {**evaluation.metrics(), "@total": float(evaluation.total)}
-    assert {name: figures[name] for name in case["expect"]} == pytest.approx(
-        case["expect"], abs=case["tol"], rel=0
-    )
-
-
-@pytest.mark.parametrize("case", cases(SCHEDULING))
-def test_the_weight_at_a_step_is_the_one_in_the_table(case: Case) -> None:
-    """A schedule over the table's number of steps has its weight at the table's step."""
-    kind, arguments, step, steps = case["args"]
-    length = {"steps": steps} if kind == "linear" else {}
-    weight = getattr(eq.schedules, kind)(*arguments, **length)(step)
-    assert weight == pytest.approx(case["expect"], abs=case["tol"], rel=0)
-
-
 @pytest.mark.parametrize("case", cases(REFUSING))
 def test_what_is_not_finite_is_refused_and_counted(case: Case) -> None:
     """`check_finite` raises, and counts NaN and infinities apart."""
@@ -148,6 +115,6 @@ def table_of(x: list[Any]) -> list[list[Any]]:
 
 def test_no_function_of_the_table_is_left_out() -> None:
     """What is tested and what does not exist yet are together the whole table."""
-    groups = [set(FUNCTIONS), REPORTING, SCHEDULING, REFUSING, NOT_YET]
+    groups = [set(FUNCTIONS), REFUSING, PIPELINES, NOT_YET]
     assert set.union(*groups) == {case["function"] for case in CASES}
     assert sum(map(len, groups)) == len(set.union(*groups))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise._errors import GradientError, InputError, nearest
-from equipoise._numerics import real_entries
+from equipoise._numerics import CHUNK, real_entries
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,7 @@ def gram_matrix(vectors: list[Tensor]) -> Tensor:
     """All inner products of vectors of one shape, added in float64 without stacking them whole."""
     flat = [real_entries(v.detach()).reshape(-1) for v in vectors]
     wide = torch.float32 if flat[0].device.type == "mps" else torch.float64
-    # On the CPU the float64 copy of a chunk of all vectors shall stay in the cache.
-    chunk = 1 << (16 if flat[0].device.type == "cpu" else 22)
+    chunk = CHUNK if flat[0].device.type == "cpu" else 1 << 22
     gram = torch.zeros(len(flat), len(flat), dtype=wide, device=flat[0].device)
     for parts in zip(*(torch.split(v, chunk) for v in flat), strict=True):
         rows = torch.stack([part.to(wide) for part in parts])

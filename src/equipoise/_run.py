@@ -161,17 +161,21 @@ def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> Term
         recorder.readings[call.name] = call.reading(value, {}, some_input=bool(tensors))
         return call.result(value, metrics)
     plain: dict[str, Number] = {}
+    errors: list[str | None] = []
 
     def value_of(*moved: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         remaining = iter(moved)
         value, metrics = call.value([map_tensors(lambda _: next(remaining), a) for a in arguments])
         plain.update({k: m for k, m in metrics.items() if not isinstance(m, Tensor)})
+        # Only in here it can be seen whether the value has a graph.
+        errors.append(call.reading(value, {}, some_input=True).error)
         return value, {k: m for k, m in metrics.items() if isinstance(m, Tensor)}
 
     value, pull, measured = torch.func.vjp(value_of, *tensors, has_aux=True)  # type: ignore[misc]
-    for place, gradient in zip(places, pull(torch.ones_like(value)), strict=True):
-        recorder.at_hand.setdefault(place, {})[call.name] = call.weight * gradient.detach()
-    recorder.readings[call.name] = Reading(call.weight, value, {}, None)
+    if errors == [None]:
+        for place, gradient in zip(places, pull(torch.ones_like(value)), strict=True):
+            recorder.at_hand.setdefault(place, {})[call.name] = call.weight * gradient.detach()
+    recorder.readings[call.name] = Reading(call.weight, value, {}, errors[0])
     return call.result(value, {**plain, **measured})
 
 

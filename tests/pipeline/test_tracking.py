@@ -537,6 +537,21 @@ def test_outputs_of_one_operation_are_inputs_of_their_own(track: str) -> None:
 
 
 @pytest.mark.parametrize("track", LEVELS)
+def test_one_tensor_under_two_names_has_two_rows(track: str) -> None:
+    """Each name has what its own terms do to the tensor; training sees their sum."""
+    x = ramp()
+    result = Pipeline(l2=Term(eq.l2, inputs="p"), l1=Term(eq.l1, inputs="q", weight=0.5))(
+        p=x, q=x, track=track
+    )
+    result.total.backward()
+    rows = result.gradients.by_input
+    assert_norm(rows["p"].total_norm, 2 * x.norm())
+    assert_norm(rows["q"].total_norm, 1.0)
+    assert_norm(rows["p"]["l1"].grad_norm, 0.0)
+    assert_equal(x.grad, 2 * x + 0.5)
+
+
+@pytest.mark.parametrize("track", LEVELS)
 def test_inputs_without_gradient_have_no_row(track: str) -> None:
     """Neither integers, nor what does not require grad, nor data, nor what no term reads."""
     x = ramp()

@@ -276,6 +276,38 @@ def test_a_base_given_at_the_call(kind: str) -> None:
             assert together.isnan()
 
 
+OTHER = torch.ones(2, dtype=torch.float64, requires_grad=True)
+ODD = {
+    "detached": Term(lambda x: x.detach().sum()),
+    "not differentiable": Term(lambda x: x.argmax().double()),
+    "elsewhere": Term(lambda _: (3 * OTHER).sum()),
+    "switched off": Term(eq.l1, differentiable=False),
+    "weightless": Term(eq.l1, weight=0.0),
+}
+
+
+@pytest.mark.parametrize("how", ["compiled", "transformed", "both"])
+def test_a_term_without_gradient_has_no_norm(how: str) -> None:
+    """It is an error in its place, never a 0; a gradient that is 0 has norm 0."""
+    terms = {name.replace(" ", "_"): term for name, term in ODD.items()}
+    pipeline = Pipeline(l2=Term(eq.l2), flat=Term(lambda x: 0 * x.sum()), **terms)
+
+    def step(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        result = pipeline(x, track="gram")
+        norms = {name: norm for name, norm in result.gradients.norms.items() if norm is not None}
+        return result.total, {**norms, "total": result.gradients.total_norm}
+
+    function = step if how == "compiled" else torch.func.grad(step, has_aux=True)
+    if how != "transformed":
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    x = torch.tensor([3.0, -4.0], dtype=torch.float64, requires_grad=True)
+    _, norms = function(x)
+    assert norms.keys() == {"l2", "flat", "total"}
+    assert_norm(norms["l2"], 10.0)
+    assert_norm(norms["flat"], 0.0)
+    assert_norm(norms["total"], 10.0)
+
+
 def test_options_for_one_call_reach_their_term() -> None:
     """Overrides work inside the graph, for the value and for the norm."""
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
