@@ -124,6 +124,13 @@ def check_number(
         )
 
 
+def check_count(option: str, value: object, *, low: int = 1) -> None:
+    """Refuse what is not a whole number, or too small a one."""
+    check_number(option, value, low=low)
+    if not isinstance(value, int):
+        raise OptionError(f"`{option}` must be a whole number, got {value!r}. Use `int(...)`.")
+
+
 def check_tensor(name: str, value: object) -> None:
     """Refuse what is not a tensor of real floating-point numbers."""
     if not isinstance(value, Tensor):
@@ -138,6 +145,8 @@ def check_tensor(name: str, value: object) -> None:
 
 def check_same_shape(first: str, a: Tensor, second: str, b: Tensor) -> None:
     """Refuse two tensors of different shapes: what broadcasts here is nearly always a mistake."""
+    check_tensor(first, a)
+    check_tensor(second, b)
     if a.shape != b.shape:
         raise InputError(
             f"`{first}` and `{second}` must have one shape, got {tuple(a.shape)} and "

@@ -65,8 +65,10 @@ def _named(x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], name: str) -> di
         tensors: dict[str, Tensor] = {name: x}
     elif isinstance(x, Mapping):
         tensors = dict(x)
-    else:
+    elif isinstance(x, Iterable):
         tensors = {f"{name}[{i}]": tensor for i, tensor in enumerate(x)}
+    else:
+        tensors = {name: x}
     for label, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputTypeError(

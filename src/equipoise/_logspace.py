@@ -31,10 +31,10 @@ def log_probabilities(
     return x.log_softmax(-1).masked_fill(dead, LOG_ZERO) if normalize else x
 
 
-def divergence_terms(
+def divergence(
     log_p: Tensor, log_q: Tensor, *, normalized: bool, floor: float | None = None
 ) -> Tensor:
-    """Entry by entry p·(log p − log q): 0 where p = 0, inf where only q = 0 (gradient 0 there).
+    """Row by row Σ p·(log p − log q): 0 where p = 0, inf where only q = 0 (gradient 0 there).
 
     Two normalised distributions get p·d + q − p with d = log p − log q: the same sum, since
     Σq = Σp, but no term is negative and none cancels where p ≈ q. ``floor`` holds log q up in d.
@@ -43,30 +43,33 @@ def divergence_terms(
     held = log_q if floor is None else log_q.clamp(min=floor)
     d = log_p - held
     terms = _gap(p, d, q, exact=log_q == held) if normalized else p * d
-    return terms.masked_fill((held <= LOG_ZERO) & (log_p > LOG_ZERO), torch.inf)
+    possible = log_p > LOG_ZERO
+    rows = terms.masked_fill((held <= LOG_ZERO) & possible, torch.inf).sum(-1)
+    # In a row where nothing is possible p sums to 0 and not to 1: there is nothing to compare.
+    return torch.where(possible.any(-1) | rows.isnan(), rows, 0.0) if normalized else rows
 
 
-def symmetric_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Entry by entry ½(p − q)(log p − log q), whose sum is (KL(P‖Q) + KL(Q‖P))/2; never negative.
+def symmetric_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Row by row Σ ½(p − q)(log p − log q) = (KL(P‖Q) + KL(Q‖P))/2; no term is negative.
 
     0 where p = q = 0, inf (gradient 0) where just one of them is 0.
     """
     terms = 0.5 * (log_p.exp() - log_q.exp()) * (log_p - log_q)
     zero_p, zero_q = log_p <= LOG_ZERO, log_q <= LOG_ZERO
-    return terms.masked_fill(
-        (zero_p & (log_q > LOG_ZERO)) | (zero_q & (log_p > LOG_ZERO)), torch.inf
-    )
+    infinite = (zero_p & (log_q > LOG_ZERO)) | (zero_q & (log_p > LOG_ZERO))
+    return terms.masked_fill(infinite, torch.inf).sum(-1)
 
 
-def mixture_terms(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
-    """Entry by entry β·p·log(p/m) + (1−β)·q·log(q/m) with m = βp + (1−β)q; finite everywhere.
+def mixture_divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
+    """Row by row Σ β·p·log(p/m) + (1−β)·q·log(q/m) with m = βp + (1−β)q; finite everywhere.
 
     β(m − p) + (1−β)(m − q) = 0, so the never-negative form may be used for each part, also for
     distributions that do not sum to 1.
     """
     log_m = log_mixture(log_p, log_q, beta)
     p, q, m = log_p.exp(), log_q.exp(), log_m.exp()
-    return beta * _gap(p, log_p - log_m, m) + (1 - beta) * _gap(q, log_q - log_m, m)
+    terms = beta * _gap(p, log_p - log_m, m) + (1 - beta) * _gap(q, log_q - log_m, m)
+    return terms.sum(-1)
 
 
 def log_mixture(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
@@ -81,9 +84,9 @@ def log_mixture(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
     return top + F.softplus(low - top)
 
 
-def entropy_terms(log_p: Tensor) -> Tensor:
-    """Entry by entry −p·log p, and 0 where p = 0."""
-    return -log_p.exp() * log_p
+def entropy_of(log_p: Tensor) -> Tensor:
+    """Row by row −Σ p·log p, with 0 where p = 0."""
+    return (-log_p.exp() * log_p).sum(-1)
 
 
 def _gap(p: Tensor, d: Tensor, q: Tensor, exact: Tensor | bool = True) -> Tensor:

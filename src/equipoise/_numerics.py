@@ -168,7 +168,7 @@ def unit(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:
-    if dim is None:
+    if dim is None or dim == ():
         return tuple(range(x.dim()))
     return (dim,) if isinstance(dim, int) else dim
 

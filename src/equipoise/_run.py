@@ -169,12 +169,13 @@ def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> Term
         plain.update({k: m for k, m in metrics.items() if not isinstance(m, Tensor)})
         # Only in here it can be seen whether the value has a graph.
         errors.append(call.reading(value, {}, some_input=True).error)
+        if not value.is_floating_point():  # as it will be once it is weighted
+            value = value.to(torch.get_default_dtype())
         return value, {k: m for k, m in metrics.items() if isinstance(m, Tensor)}
 
     value, pull, measured = torch.func.vjp(value_of, *tensors, has_aux=True)  # type: ignore[misc]
-    if errors == [None]:
-        for place, gradient in zip(places, pull(torch.ones_like(value)), strict=True):
-            recorder.at_hand.setdefault(place, {})[call.name] = call.weight * gradient.detach()
+    for place, gradient in zip(places, pull(torch.ones_like(value)), strict=True):
+        recorder.at_hand.setdefault(place, {})[call.name] = call.weight * gradient.detach()
     recorder.readings[call.name] = Reading(call.weight, value, {}, errors[0])
     return call.result(value, {**plain, **measured})
 

@@ -139,3 +139,17 @@ def test_a_flat_function_has_a_finite_penalty() -> None:
     (member,) = [m for m in first_of_each() if m.penalty == "gradient_penalty"]
     assert critic(torch.zeros(1, 4)).item() == 0
     assert_finite_to_second_order(member, (torch.zeros(3, 4, dtype=torch.float64),))
+
+
+@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence", "entropy"])
+def test_a_row_where_nothing_is_possible(name: str) -> None:
+    """Logits of nothing but −inf are no distribution: the row gives 0 or, against one, is finite."""
+    empty = torch.full((1, 4), -torch.inf)
+    other = torch.randn(1, 4)
+    inputs = [x.requires_grad_() for x in ((empty,) if name == "entropy" else (empty, other))]
+    value = getattr(eq, name)(*inputs, from_logits=True)
+    # Half of Q against M = Q/2 is ln 2 · ½; the divergence of nothing from anything is 0.
+    expected = {"js_divergence": 0.5 * torch.tensor(2.0).log().item()}.get(name, 0.0)
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+    for gradient in torch.autograd.grad(value, inputs):
+        assert gradient.isfinite().all()

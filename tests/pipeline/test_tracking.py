@@ -372,6 +372,17 @@ def test_base_and_penalty_scaled_apart(track: str) -> None:
 
 
 @pytest.mark.parametrize("track", LEVELS)
+def test_a_base_reached_by_its_own_value_is_scaled_as_the_rest(track: str) -> None:
+    """Added up by hand, base and penalty are reported as they are in the total, in any pass."""
+    result, net = evaluated("term", track)
+    expected = by_hand(all_terms("term"), net.inputs, step=3)
+    (8 * result.total).backward(retain_graph=True)
+    assert_report(result.gradients, expected)
+    (2 * (result.penalty + result.results["base"].value)).backward()
+    assert_report(result.gradients, expected)
+
+
+@pytest.mark.parametrize("track", LEVELS)
 def test_a_second_backward_pass_reports_the_same(track: str) -> None:
     """With a retained graph the second pass replaces the first and does not add to it."""
     result, net = evaluated("callable", track)

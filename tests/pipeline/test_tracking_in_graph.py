@@ -280,6 +280,8 @@ OTHER = torch.ones(2, dtype=torch.float64, requires_grad=True)
 ODD = {
     "detached": Term(lambda x: x.detach().sum()),
     "not differentiable": Term(lambda x: x.argmax().double()),
+    "whole number": Term(lambda x: x.argmax(), weight=2.0),
+    "truth": Term(lambda x: (x > 0).all()),
     "elsewhere": Term(lambda _: (3 * OTHER).sum()),
     "switched off": Term(eq.l1, differentiable=False),
     "weightless": Term(eq.l1, weight=0.0),
@@ -301,7 +303,11 @@ def test_a_term_without_gradient_has_no_norm(how: str) -> None:
     if how != "transformed":
         function = torch.compile(function, fullgraph=True, backend="aot_eager")
     x = torch.tensor([3.0, -4.0], dtype=torch.float64, requires_grad=True)
-    _, norms = function(x)
+    outcome, norms = function(x)
+    if how == "compiled":
+        assert_close(outcome, pipeline(x).total, within=1e-15)
+    else:
+        assert_equal(outcome, 2 * x)
     assert norms.keys() == {"l2", "flat", "total"}
     assert_norm(norms["l2"], 10.0)
     assert_norm(norms["flat"], 0.0)

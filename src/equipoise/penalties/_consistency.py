@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._errors import check_choice, check_same_shape, check_tensor, names_its_options
-from equipoise._logspace import log_probabilities, symmetric_terms
+from equipoise._errors import check_choice, check_same_shape, names_its_options
+from equipoise._logspace import log_probabilities, symmetric_divergence
 from equipoise._numerics import check_mask, full_precision, reduce, select, unit
 from equipoise._types import Reduction
 
@@ -47,8 +47,6 @@ def consistency(
     """
     check_choice("metric", metric, ("mse", "l1", "cosine", "kl"))
     check_choice("stop_gradient", stop_gradient, (None, "first", "second"))
-    check_tensor("a", a)
-    check_tensor("b", b)
     check_same_shape("a", a, "b", b)
     a = full_precision(a.detach() if stop_gradient == "first" else a)
     b = full_precision(b.detach() if stop_gradient == "second" else b)
@@ -78,7 +76,7 @@ def _by_row(a: Tensor, b: Tensor, metric: Metric, mask: Tensor | None) -> Tensor
     if metric == "cosine":
         return _cosine_distance(select(a, keep), select(b, keep))
     log_a, log_b = (log_probabilities(x, normalize=False, keep=keep) for x in (a, b))
-    return symmetric_terms(log_a, log_b).sum(-1)
+    return symmetric_divergence(log_a, log_b)
 
 
 def _cosine_distance(a: Tensor, b: Tensor) -> Tensor:

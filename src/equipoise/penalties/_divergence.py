@@ -18,7 +18,7 @@ from equipoise._errors import (
     check_same_shape,
     names_its_options,
 )
-from equipoise._logspace import divergence_terms, mixture_terms, symmetric_terms
+from equipoise._logspace import divergence, mixture_divergence, symmetric_divergence
 from equipoise._numerics import reduce
 from equipoise._types import Reduction
 from equipoise.penalties._rows import Given, Kept, row_values
@@ -79,7 +79,7 @@ def kl_divergence(
     given = Given(from_logits, temperature, check)
 
     def row_value(_keep: Tensor | None, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return _directed(log_p, log_q, direction, normalized=given.normalized, floor=floor).sum(-1)
+        return _directed(log_p, log_q, direction, normalized=given.normalized, floor=floor)
 
     values = row_values(row_value, {"p": p, "q": q}, given, Kept(mask, support), chunk)
     value = reduce([values], [mask], reduction=reduction, denominator=denominator)
@@ -91,12 +91,12 @@ def _directed(
 ) -> Tensor:
     if direction == "symmetric":
         if floor is None:
-            return symmetric_terms(log_p, log_q)
-        forward = divergence_terms(log_p, log_q, normalized=normalized, floor=floor)
-        return 0.5 * (forward + divergence_terms(log_q, log_p, normalized=normalized, floor=floor))
+            return symmetric_divergence(log_p, log_q)
+        forward = divergence(log_p, log_q, normalized=normalized, floor=floor)
+        return 0.5 * (forward + divergence(log_q, log_p, normalized=normalized, floor=floor))
     if direction == "reverse":
         log_p, log_q = log_q, log_p
-    return divergence_terms(log_p, log_q, normalized=normalized, floor=floor)
+    return divergence(log_p, log_q, normalized=normalized, floor=floor)
 
 
 @names_its_options
@@ -145,8 +145,8 @@ def js_divergence(
     def row_value(_keep: Tensor | None, log_p: Tensor, log_q: Tensor) -> Tensor:
         if beta in (0.0, 1.0):
             ends = (log_p, log_q) if beta == 0.0 else (log_q, log_p)
-            return divergence_terms(*ends, normalized=from_logits).sum(-1)
-        return mixture_terms(log_p, log_q, beta).sum(-1)
+            return divergence(*ends, normalized=from_logits)
+        return mixture_divergence(log_p, log_q, beta)
 
     values = row_values(row_value, {"p": p, "q": q}, given, Kept(mask, support), chunk)
     value = reduce([values], [mask], reduction=reduction, denominator=denominator)

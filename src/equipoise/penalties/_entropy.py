@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._errors import check_choice, check_number, names_its_options
-from equipoise._logspace import entropy_terms
+from equipoise._logspace import entropy_of
 from equipoise._numerics import reduce
 from equipoise._types import Reduction
 from equipoise.penalties._rows import Given, Kept, row_values
@@ -56,7 +56,7 @@ def entropy(
     sign = 1.0 if mode == "penalty" else -1.0
 
     def row_value(keep: Tensor | None, log_p: Tensor) -> Tensor:
-        row = sign * entropy_terms(log_p).sum(-1)
+        row = sign * entropy_of(log_p)
         return row * _inverse_log_size(log_p, keep) if normalize else row
 
     given = Given(from_logits, temperature, check)

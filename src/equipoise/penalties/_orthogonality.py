@@ -13,7 +13,7 @@ from equipoise._errors import (
     InputError,
     OptionError,
     check_choice,
-    check_number,
+    check_count,
     check_tensor,
     names_its_options,
 )
@@ -45,9 +45,9 @@ def orthogonality(
     | ``spectral`` | Σ (σᵢ² − mean σ²)²      | all min(n, d) singular values σᵢ equal           |
     | ``srip``     | max abs(σᵢ² − 1)        | no direction stretched (Bansal et al. 2018)      |
 
-    With unit rows (``normalize``) and n ≤ d the first three coincide; otherwise they differ. With
-    n > d only ``"spectral"`` can reach zero. ``reduction="mean"`` divides by the number of entries
-    summed (n(n−1), n², min(n, d)), so that the value does not grow with n.
+    With unit rows (``normalize``) ``"soft"`` and ``"hard"`` are the same, and ``"spectral"`` too
+    where n ≤ d. With n > d only ``"spectral"`` can reach zero. ``reduction="mean"`` divides by the
+    number of entries summed (n(n−1), n², min(n, d)), so that the value does not grow with n.
 
     ``axis`` says what the rows are: for ``[b, s, v]`` ``"rows"`` gives [b·s, v], ``"sequence"``
     [s, b·v], ``"vocabulary"`` [v, b·s]; a number takes that dimension. ``per_sample`` keeps the
@@ -73,7 +73,7 @@ def orthogonality(
     check_tensor("x", x)
     rows = _matrices(full_precision(x), axis, per_sample)
     if sample is not None:
-        check_number("sample", sample, low=1)
+        check_count("sample", sample)
         rows = _sampled(rows, sample, generator)
     with without_autocast(rows):
         return _value(rows, mode, normalize, reduction)
@@ -100,6 +100,7 @@ def _matrices(x: Tensor, axis: Axis | int, per_sample: bool) -> Tensor:
             )
         return x.mT if rows == 2 else x
     if x.dim() == 1:
+        _row_dim(axis, 1)
         return x.reshape(1, 1, -1)
     if axis == "rows":
         return x.reshape(1, x.shape[:-1].numel(), x.shape[-1])

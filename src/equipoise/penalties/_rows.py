@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from equipoise._context import inside_transform
-from equipoise._errors import InputError, check_number, check_tensor
+from equipoise._errors import InputError, check_count, check_tensor
 from equipoise._logspace import log_probabilities
 from equipoise._numerics import check_mask, full_precision
 
@@ -111,7 +111,7 @@ def _in_chunks(value: RowValue, chunk: int, kept: Kept, *inputs: Tensor) -> Tens
     One split into all chunks, not a slice for each: the backward of a slice is as large as the
     whole input.
     """
-    check_number("chunk", chunk, low=1)
+    check_count("chunk", chunk)
     leading, vocabulary = inputs[0].shape[:-1], inputs[0].shape[-1]
     flat = [torch.split(x.reshape(leading.numel(), vocabulary), chunk) for x in inputs]
     mask, support = kept.mask, kept.support

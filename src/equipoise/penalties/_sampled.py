@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -51,7 +52,7 @@ def sampled_kl(
     check_choice("estimator", estimator, ("k1", "k2", "k3"))
     check_choice("gradient", gradient, ("same", "k2"))
     # The mask is read twice: a generator would be empty the second time.
-    mask = mask if mask is None or isinstance(mask, Tensor) else list(mask)
+    mask = list(mask) if isinstance(mask, Iterator) else mask
     sampled, masks = pieces("logp", logp, mask)
     scored, _ = pieces("logq", logq, mask)
     if len(sampled) != len(scored):

@@ -119,10 +119,8 @@ def interpolated_gradient_penalty(
         >>> eq.interpolated_gradient_penalty(critic, fake, real, epsilon=0.5, squared=True).detach()
         tensor(0.5000)
     """
-    check_tensor("x", x)
-    check_tensor("reference", reference)
     check_same_shape("x", x, "reference", reference)
-    between = torch.lerp(reference, x, _epsilon(epsilon, generator, x))
+    between = torch.lerp(reference.to(x.dtype), x, _epsilon(epsilon, generator, x))
     return gradient_penalty(
         fn,
         between,
@@ -169,7 +167,7 @@ def _input_gradient(fn: ScalarFunction, x: Tensor) -> Tensor:
             "Use the argument it is called with, and no `.detach()` or `no_grad` inside."
         )
     if differentiable:
-        _check_second_derivative(gradient, total)
+        _check_second_derivative(gradient, total, leaf)
     return gradient
 
 
@@ -181,8 +179,8 @@ def _summed(value: Tensor, x: Tensor) -> Tensor:
         )
     if value.numel() not in (1, *x.shape[:1]):
         raise InputError(
-            f"`fn` must return a scalar or one value for each of the {len(x)} samples, got shape "
-            f"{tuple(value.shape)}. Use `.sum(-1)` or choose one output."
+            "`fn` must return a scalar or one value for each of the "
+            f"{x.shape[:1].numel()} samples, got shape {tuple(value.shape)}. Use `.sum(-1)` or choose one output."
         )
     return value.sum()
 
@@ -191,24 +189,40 @@ def _summed(value: Tensor, x: Tensor) -> Tensor:
 _ONLY_ONCE = ("torch::autograd::NotImplemented", "CompiledFunctionBackwardBackward")
 
 
-def _check_second_derivative(gradient: Tensor, total: Tensor) -> None:
+def _check_second_derivative(gradient: Tensor, total: Tensor, leaf: Tensor) -> None:
     """Refuse now, by name, what would fail or be silently lost in the backward pass.
 
     Asking the graph costs 2 µs a node, a fiftieth of its backward pass (measured).
     """
-    guilty = next((node for node in _graph(gradient) if node.name() in _ONLY_ONCE), None)
-    if guilty is not None:
-        names = [parent.name() for parent, _ in guilty.next_functions if parent is not None]
-        _refuse_second_derivative(guilty.name() if "Compiled" in guilty.name() else names[0])
-    if not gradient.requires_grad:
-        for node in _graph(total):
-            if isinstance(node, torch.autograd.function.BackwardCFunction):
-                _refuse_second_derivative(node.name())
+    guilty = next((n for n in _graph(gradient.grad_fn) if n.name() in _ONLY_ONCE), None)
+    if guilty is not None and "Compiled" in guilty.name():
+        _refuse_second_derivative(guilty.name())
+    elif guilty is not None:
+        parents = [parent for parent, _ in guilty.next_functions if parent is not None]
+        # The operation itself is the parent from which most of the graph can be reached.
+        _refuse_second_derivative(max(parents, key=lambda n: sum(1 for _ in _graph(n))).name())
+    for node in _graph(total.grad_fn):
+        # Only on the way to the input: elsewhere one derivative is all that is needed.
+        if _is_once_differentiable(node) and any(_leads_to(n, leaf) for n in _graph(node)):
+            _refuse_second_derivative(node.name())
 
 
-def _graph(tensor: Tensor) -> Iterator[Node]:
+_ONCE = torch.autograd.function.once_differentiable(lambda _: None).__code__
+
+
+def _is_once_differentiable(node: Node) -> bool:
+    """Whether this is a custom function whose backward is marked so; its gradient has no graph."""
+    backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+    return getattr(backward, "__code__", None) is _ONCE
+
+
+def _leads_to(node: Node, leaf: Tensor) -> bool:
+    return node is leaf.grad_fn or getattr(node, "variable", None) is leaf
+
+
+def _graph(root: Node | None) -> Iterator[Node]:
     seen: set[Node] = set()
-    waiting = [tensor.grad_fn]
+    waiting = [root]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
