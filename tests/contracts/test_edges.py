@@ -143,7 +143,7 @@ def test_a_flat_function_has_a_finite_penalty() -> None:
 
 @pytest.mark.parametrize("name", ["kl_divergence", "js_divergence", "entropy"])
 def test_a_row_where_nothing_is_possible(name: str) -> None:
-    """Logits of nothing but −inf are no distribution: the row gives 0 or, against one, is finite."""
+    """Logits of nothing but −inf are no distribution: the row is finite, value and gradient."""
     empty = torch.full((1, 4), -torch.inf)
     other = torch.randn(1, 4)
     inputs = [x.requires_grad_() for x in ((empty,) if name == "entropy" else (empty, other))]

@@ -180,7 +180,8 @@ def _summed(value: Tensor, x: Tensor) -> Tensor:
     if value.numel() not in (1, *x.shape[:1]):
         raise InputError(
             "`fn` must return a scalar or one value for each of the "
-            f"{x.shape[:1].numel()} samples, got shape {tuple(value.shape)}. Use `.sum(-1)` or choose one output."
+            f"{x.shape[:1].numel()} samples, got shape {tuple(value.shape)}. "
+            "Use `.sum(-1)` or choose one output."
         )
     return value.sum()
 
