@@ -17,24 +17,28 @@ from torch import Tensor
 Note = Callable[[Tensor], None]
 
 
-class _Probe(torch.autograd.Function):
-    """The identity; its backward shows the gradient to ``note`` and passes it on untouched."""
+class _Alias(torch.autograd.Function):
+    """The identity, whose gradient passes through a function on its way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, note: Note) -> Tensor:  # noqa: ANN401
-        ctx.note = note
+    def forward(ctx: Any, x: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401
+        ctx.back = back
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         (gradient,) = gradients
-        ctx.note(gradient.detach())
-        return gradient, None
+        return ctx.back(gradient), None
 
 
 def probe(x: Tensor, note: Note) -> Tensor:
     """An alias of ``x`` whose gradient is shown to ``note`` in every backward pass."""
-    return _Probe.apply(x, note)  # type: ignore[no-untyped-call, no-any-return]
+
+    def noted(gradient: Tensor) -> Tensor:
+        note(gradient.detach())
+        return gradient
+
+    return _Alias.apply(x, noted)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def alias(x: Tensor) -> Tensor:
@@ -50,21 +54,11 @@ class Gate:
 
     def alias(self, x: Tensor) -> Tensor:
         """An alias behind this gate."""
-        return _Gated.apply(x, self)  # type: ignore[no-untyped-call, no-any-return]
+        return _Alias.apply(x, self._passed)  # type: ignore[no-untyped-call, no-any-return]
 
-
-class _Gated(torch.autograd.Function):
-    """The identity; its backward selects, for 0 · NaN would be NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Gate) -> Tensor:  # noqa: ANN401
-        ctx.gate = gate
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        (gradient,) = gradients
-        return torch.where(ctx.gate.open, gradient, 0.0), None
+    def _passed(self, gradient: Tensor) -> Tensor:
+        # Selected, not multiplied: 0 · NaN would be NaN.
+        return gradient if self.open is None else torch.where(self.open, gradient, 0.0)
 
 
 def backward_pass() -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise import schedules, tracking
 
 
 def sizes(x: Tensor, model: nn.Module) -> None:
@@ -48,3 +49,26 @@ def structure_and_slope(x: Tensor, critic: nn.Linear, generator: torch.Generator
     assert_type(eq.grad_norm(lambda x: x.square().sum(), x), Tensor)
     eq.orthogonality(x, mode="hardest")  # type: ignore[arg-type]
     eq.gradient_penalty(x, x)  # type: ignore[arg-type]
+
+
+def composition(x: Tensor, model: nn.Module) -> None:
+    """Terms take any callable, weights and schedules; a pipeline gives an evaluation."""
+    ramp = schedules.linear(0.0, 0.1, steps=10)
+    pipeline = eq.Pipeline(
+        sparsity=eq.Term(eq.l1, inputs="x", weight=ramp, every=4),
+        own=eq.Term(lambda x: x.sum(), inputs=("x",), weight=x.sum(), options={}),
+        decay=eq.Term(eq.l2, inputs="weights", nan_policy="skip"),
+    )
+    result = pipeline(x=x, weights=model.parameters(), step=3, track=tracking.every(10))
+    assert_type(result, eq.Evaluation)
+    assert_type(result.total, Tensor)
+    assert_type(result.metrics(), dict[str, float])
+    assert_type(result.gradients.dominant(), str)
+    assert_type(pipeline.reweighted(own=0.5).without("decay"), eq.Pipeline)
+    assert_type(tracking.parameter_gradients(result, model.parameters()), eq.Gradients)
+    assert_type(tracking.History(window=10).means(last=5), dict[str, float])
+    eq.Term(eq.l1, inputs=3)  # type: ignore[arg-type]
+    eq.Term(eq.l1, wieght=0.1)  # type: ignore[call-arg]
+    eq.Term(eq.l1, nan_policy="ignore")  # type: ignore[arg-type]
+    eq.Pipeline(l1=eq.l1)  # type: ignore[arg-type]
+    pipeline(x=x, track="norm")  # type: ignore[arg-type]
