@@ -219,7 +219,6 @@ def test_impossible_steps_are_refused(name: str, step: Any) -> None:
             r"must be functions of the step, got 0\.1\. Use",
         ),
     ],
-    ids=str,
 )
 def test_impossible_arguments_are_refused(make: Callable[[], object], message: str) -> None:
     """When the schedule is made, not at the first step."""
