@@ -1,0 +1,154 @@
+"""Clipping by what lengths the gradients had before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from equipoise._errors import OptionError, check_count, check_number
+from equipoise.transforms._clip_norm import clip_together, no_figures
+from equipoise.transforms._leaves import Leaves
+from equipoise.transforms._nonfinite import NonFinite, check_policy, heed
+from equipoise.transforms._transform import (
+    RECORDED,
+    GradientTransform,
+    State,
+    in_place,
+    no_figure,
+)
+
+Limit = Callable[[Tensor, Tensor], Tensor]
+"""The limit, from the last norms in ascending order with NaN behind, and their number."""
+
+
+def clip_by_norm_history(
+    percent: float = 10, window: int = 1000, *, nonfinite: NonFinite = "propagate"
+) -> GradientTransform:
+    """Clip the global norm to a percentile of the last norms (AutoClip; Seetharaman et al. 2020).
+
+    The limit is ``sorted(norms)[⌊percent·(n−1)/100⌋]`` over the norms of the last ``window`` steps,
+    this one included. It adapts to the scale of any loss, and needs no tuning.
+
+    Records what `clip_by_global_norm` does, and ``limit``.
+
+    *At the edge:* the first step is its own limit. A norm that is not finite never enters the
+    window, and nothing is clipped then. The window is part of the state. ``nonfinite`` is that of
+    `clip_by_global_norm`.
+
+    Examples:
+        >>> import torch
+        >>> from equipoise import transforms
+        >>> clip = transforms.clip_by_norm_history(0, window=2)
+        >>> params = [torch.zeros(1)]
+        >>> state = clip.init(params)
+        >>> for size in (1.0, 5.0, 9.0):
+        ...     grads, state = clip.update([torch.tensor([size])], state, params)
+        ...     print(grads[0].item())
+        1.0
+        1.0
+        5.0
+    """
+    check_number("percent", percent, low=0.0, high=100.0)
+    check_count("window", window)
+
+    def limit(norms: Tensor, number: Tensor) -> Tensor:
+        if isinstance(percent, int):
+            index = torch.div(percent * (number - 1), 100, rounding_mode="floor")
+        else:
+            index = (percent * (number - 1) / 100).floor().to(torch.int64)
+        return norms[index.clamp(min=0)]
+
+    return _by_history(
+        f"clip_by_norm_history({percent}, {window})", window, nonfinite, limit, with_current=True
+    )
+
+
+def clip_by_zscore(
+    threshold: float = 3.0,
+    window: int = 100,
+    *,
+    warmup: int = 10,
+    nonfinite: NonFinite = "propagate",
+) -> GradientTransform:
+    """Clip the global norm where it stands out: to ``mean + threshold · deviation`` of the last.
+
+    Mean and standard deviation are those of the last ``window`` norms as they were after clipping,
+    this one excluded, so that a spike neither hides itself nor widens the limit for the next.
+
+    Records what `clip_by_global_norm` does, and ``limit``.
+
+    *At the edge:* for the first ``warmup`` steps nothing is clipped. Equal norms have deviation 0:
+    then the limit is their mean. A norm that is not finite never enters the window, and nothing is
+    clipped then.
+
+    Examples:
+        >>> import torch
+        >>> from equipoise import transforms
+        >>> clip = transforms.clip_by_zscore(2.0, warmup=2)
+        >>> params = [torch.zeros(1)]
+        >>> state = clip.init(params)
+        >>> for size in (1.0, 3.0, 9.0):
+        ...     grads, state = clip.update([torch.tensor([size])], state, params)
+        ...     print(round(grads[0].item(), 4))
+        1.0
+        3.0
+        4.0
+    """
+    check_number("threshold", threshold, low=0.0)
+    check_count("window", window)
+    check_count("warmup", warmup)
+    if warmup > window:
+        raise OptionError(
+            f"`warmup` must be at most the window of {window} norms, got {warmup}. "
+            "Use a longer window."
+        )
+
+    def limit(norms: Tensor, number: Tensor) -> Tensor:
+        there = torch.arange(len(norms), device=norms.device) < number
+        n = number.clamp(min=1)
+        mean = torch.where(there, norms, 0.0).sum() / n
+        deviation = (torch.where(there, norms - mean, 0.0).square().sum() / n).sqrt()
+        ready = number >= warmup
+        return torch.where(ready, mean + threshold * deviation, torch.inf)
+
+    text = f"clip_by_zscore({threshold}, {window})"
+    return _by_history(text, window, nonfinite, limit, with_current=False)
+
+
+def _by_history(
+    text: str, window: int, nonfinite: NonFinite, limit: Limit, *, with_current: bool
+) -> GradientTransform:
+    check_policy(nonfinite)
+
+    def init(params: Sequence[Tensor]) -> State:
+        zero = no_figure(params)
+        return {
+            "norms": zero.new_full((window,), torch.nan),
+            "seen": zero.new_zeros((), dtype=torch.int64),
+            RECORDED: {**no_figures(params), "limit": zero},
+        }
+
+    def apply(leaves: Leaves, state: State) -> State:
+        if not len(leaves):
+            return state
+        heed(leaves, nonfinite)
+        norm = leaves.norms.together()
+        norms, seen = state["norms"].to(norm), state["seen"].to(norm.device)
+        if with_current:
+            norms, seen = _entered(norms, seen, norm)
+        bound = limit(norms.sort().values, seen.clamp(max=window))
+        figures = clip_together(leaves, bound)
+        if not with_current:
+            norms, seen = _entered(norms, seen, figures["norm_clipped"])
+        return {"norms": norms, "seen": seen, RECORDED: {**figures, "limit": bound}}
+
+    return in_place(text, init, apply)
+
+
+def _entered(norms: Tensor, seen: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    """The window with one more norm in the place of the oldest, unless it is not finite."""
+    finite = norm.isfinite()
+    here = torch.arange(len(norms), device=norms.device) == seen % len(norms)
+    return torch.where(here & finite, norm, norms), seen + finite
