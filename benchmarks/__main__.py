@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-ALL = ("tracking", "norms", "penalties", "chunks")
+ALL = ("tracking", "transforms", "norms", "penalties", "chunks")
 
 
 def main(names: list[str]) -> None:

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
-from benchmarks.measure import seconds, table
+from benchmarks.measure import peak_bytes, seconds, table
 from equipoise import Pipeline, Term
 
-ROWS, VOCABULARY = 256, 32000
+Size = tuple[int, int, torch.dtype]
+CPU_SIZES: list[Size] = [(256, 32000, torch.float32)]
+GPU_SIZES: list[Size] = [(8192, 32768, torch.float32), (4096, 128256, torch.bfloat16)]
+GIB = 2**30
 LOGITS = {"from_logits": True}
 TERMS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...], float, dict[str, Any]]] = {
     "l1": (eq.l1, ("logits",), 1e-7, {}),
@@ -94,11 +97,11 @@ def small_overhead() -> list[str]:
     ]
 
 
-def main() -> None:
-    """Seven terms on one logits tensor, value and gradient, side by side."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = torch.randn(ROWS, VOCABULARY, device=device, requires_grad=True)
-    named = {"logits": logits, "teacher": torch.randn(ROWS, VOCABULARY, device=device)}
+def compared(size: Size, device: str) -> None:
+    """Every way of knowing, side by side."""
+    rows, vocabulary, dtype = size
+    logits = torch.randn(rows, vocabulary, device=device, dtype=dtype, requires_grad=True)
+    named = {"logits": logits, "teacher": torch.randn_like(logits, requires_grad=False)}
     cases = {
         "weighted sum by hand": partial(by_hand, named),
         "pipeline, untracked": partial(pipeline, named, False),
@@ -109,14 +112,25 @@ def main() -> None:
     }
     times = seconds(cases, repeats=12)
     plain, untracked = times["weighted sum by hand"], times["pipeline, untracked"]
-    table(
-        [f"7 terms, [{ROWS}, {VOCABULARY}]", "time", "of by hand", "of untracked"],
-        [
-            [name, f"{t * 1e3:.0f} ms", f"{t / plain:.2f}×", f"{t / untracked:.2f}×"]
-            for name, t in times.items()
-        ],
-    )
+    header = [f"7 terms, [{rows}, {vocabulary}] {dtype}", "time", "of by hand", "of untracked"]
+    lines = [
+        [name, f"{t * 1e3:.1f} ms", f"{t / plain:.2f}×", f"{t / untracked:.2f}×"]
+        for name, t in times.items()
+    ]
+    if device == "cuda":
+        header.append("peak memory")
+        for line, run in zip(lines, cases.values(), strict=True):
+            logits.grad = None
+            line.append(f"+{peak_bytes(run) / GIB:.2f} GiB")
+    table(header, lines)
     print()
+
+
+def main() -> None:
+    """Seven terms on one logits tensor, value and gradient, side by side."""
+    on_gpu = torch.cuda.is_available()
+    for size in GPU_SIZES if on_gpu else CPU_SIZES:
+        compared(size, "cuda" if on_gpu else "cpu")
     for line in small_overhead():
         print(line)
 

@@ -14,7 +14,11 @@ A penalty is a pure function of tensors: no weight, no state, no waiting for the
 finite value and a finite gradient wherever the mathematics has one.
 """
 
-from equipoise import schedules, tracking
+import importlib
+import types
+import typing
+
+from equipoise import schedules, tracking, transforms
 from equipoise._errors import (
     EquipoiseError,
     GradientError,
@@ -45,6 +49,9 @@ from equipoise.penalties import (
 )
 from equipoise.tracking import grad_norm
 
+if typing.TYPE_CHECKING:
+    from equipoise import balance, training
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -62,6 +69,7 @@ __all__ = [
     "TermGradient",
     "TermResult",
     "UnknownOptionError",
+    "balance",
     "check_finite",
     "consistency",
     "elastic_net",
@@ -78,4 +86,13 @@ __all__ = [
     "sampled_kl",
     "schedules",
     "tracking",
+    "training",
+    "transforms",
 ]
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    # Loaded when they are asked for: not every use of a penalty trains.
+    if name in ("balance", "training"):
+        return importlib.import_module(f"equipoise.{name}")
+    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor
 from equipoise._errors import check_choice
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves
-from equipoise.transforms._lists import looking_is_free, rescale_rows, row_norms
+from equipoise.transforms._lists import (
+    alike,
+    looking_is_free,
+    rescale_rows,
+    row_norms,
+)
 from equipoise.transforms._nonfinite import NonFinite, check_policy, heed
 from equipoise.transforms._shards import Shard, Split, add_over_splits
 from equipoise.transforms._transform import (
@@ -64,31 +70,46 @@ def adaptive_clip(
         if not len(leaves):
             return {**state, RECORDED: {"clipped_fraction": no_figure([])}}
         heed(leaves, nonfinite)
-        tensors, params = leaves.read(), leaves.params("adaptive_clip")
-        splits = [
-            _of_unit(t, shard, whole) for t, shard in zip(tensors, leaves.shards, strict=True)
-        ]
-        lengths = _of_whole_units(
-            [*row_norms(tensors, whole=whole), *row_norms(params, whole=whole)], splits * 2
-        )
-        gradients, weights = lengths[: len(tensors)], lengths[len(tensors) :]
-        sizes = [len(g) for g in gradients]
-        home = leaves.device
-        g = torch.cat([row.to(home) for row in gradients])
-        limit = part * torch.cat([row.to(home) for row in weights]).clamp(min=least)
-        longer = (g > limit) & g.isfinite()
-        factors = torch.where(longer, limit / torch.where(longer, g, 1.0), 1.0)
-        _rescale(leaves, factors, sizes)
-        fraction = longer.to(g.dtype).mean() if len(g) else no_figure(tensors)
-        return {**state, RECORDED: {"clipped_fraction": fraction}}
+        groups = _groups(leaves, whole=whole)
+        longer, units = no_figure(leaves.tensors), 0
+        for group, factors in zip(groups, _factors(groups, part, least, whole=whole), strict=True):
+            _rescale(leaves, group, factors)
+            longer = longer + (factors < 1).sum().to(longer)
+            units += factors.numel()
+        return {**state, RECORDED: {"clipped_fraction": longer / max(1, units)}}
 
     options = "" if per == "unit" else f", per={per!r}"
     options += "" if nonfinite == "propagate" else f", nonfinite={nonfinite!r}"
     return in_place(f"adaptive_clip({amounts}{options})", init, apply)
 
 
-def _of_unit(local: Tensor, shard: Shard | None, whole: bool) -> tuple[Split, ...]:
-    """The splits that cut a unit to pieces."""
+@dataclass(frozen=True)
+class _Group:
+    """Leaves of one shape, type and spread, which are worked on together."""
+
+    places: list[int]
+    tensors: list[Tensor]
+    params: list[Tensor]
+    splits: tuple[Split, ...]
+    """Those that cut a unit to pieces."""
+
+
+def _groups(leaves: Leaves, *, whole: bool) -> list[_Group]:
+    tensors, params = leaves.read(), leaves.params("adaptive_clip")
+    out = []
+    for same in alike(tensors).values():
+        spreads: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        for i in same:
+            splits = _of_unit(tensors[i], leaves.shards[i], whole=whole)
+            spreads.setdefault(tuple((id(mesh), dim) for mesh, dim in splits), []).append(i)
+        for places in spreads.values():
+            splits = _of_unit(tensors[places[0]], leaves.shards[places[0]], whole=whole)
+            some = [tensors[i] for i in places]
+            out.append(_Group(places, some, [params[i] for i in places], splits))
+    return out
+
+
+def _of_unit(local: Tensor, shard: Shard | None, *, whole: bool) -> tuple[Split, ...]:
     if shard is None:
         return ()
     if whole or local.dim() < 2:
@@ -96,24 +117,32 @@ def _of_unit(local: Tensor, shard: Shard | None, whole: bool) -> tuple[Split, ..
     return shard.across(range(1, local.dim()))
 
 
-def _of_whole_units(lengths: list[Tensor], splits: Sequence[tuple[Split, ...]]) -> list[Tensor]:
-    if not any(splits):
-        return lengths
-    cut = [i for i, of_unit in enumerate(splits) if of_unit]
-    squares = add_over_splits([lengths[i].square() for i in cut], [splits[i] for i in cut])
+def _factors(
+    groups: Sequence[_Group], part: float, least: float, *, whole: bool
+) -> Iterator[Tensor]:
+    """What to multiply each unit with: for every group a matrix, a line for each tensor."""
+    lengths = [row_norms(group.tensors, whole=whole) for group in groups]
+    lengths += [row_norms(group.params, whole=whole) for group in groups]
+    cut = [i for i, group in enumerate([*groups, *groups]) if group.splits]
+    squares = add_over_splits(
+        [lengths[i].square() for i in cut], [groups[i % len(groups)].splits for i in cut]
+    )
     for i, square in zip(cut, squares, strict=True):
         lengths[i] = square.sqrt()
-    return lengths
+    for g, w in zip(lengths[: len(groups)], lengths[len(groups) :], strict=True):
+        limit = part * w.clamp(min=least)
+        longer = (g > limit) & g.isfinite()
+        yield torch.where(longer, limit / torch.where(longer, g, 1.0), 1.0)
 
 
-def _rescale(leaves: Leaves, factors: Tensor, sizes: Sequence[int]) -> None:
+def _rescale(leaves: Leaves, group: _Group, factors: Tensor) -> None:
     """Multiply the rows; where looking is free, only of tensors in which something changes."""
-    rows = torch.split(factors, list(sizes))
-    chosen: Sequence[int] = range(len(sizes))
+    if not factors.numel():
+        return
+    chosen: Sequence[int] = range(len(group.places))
     if looking_is_free(factors.device):
-        ends = torch.tensor(sizes).cumsum(0)
-        changed = (factors != 1).nonzero().flatten()
-        chosen = sorted(set(torch.bucketize(changed, ends, right=True).tolist()))
+        chosen = (factors != 1).any(1).nonzero().flatten().tolist()
     if chosen:
         tensors = leaves.write()
-        rescale_rows([tensors[i] for i in chosen], [rows[i] for i in chosen])
+        some = factors if len(chosen) == len(factors) else factors[list(chosen)]
+        rescale_rows([tensors[group.places[i]] for i in chosen], some)

@@ -200,7 +200,7 @@ class Handle:
         params = self._params()
         found_inf = self._unscaled(params)
         leaves = Leaves.of([p.grad for p in params], params, owned=True, names=self._name)
-        leaves.rates = self._rates()
+        leaves.rate = self._rate
         leaves.first_of_step = first_of_step
         state = apply_to(self._chain, leaves, self.state)
         names = guilty(leaves.checks)
@@ -234,23 +234,27 @@ class Handle:
     def _params(self) -> list[Tensor]:
         return [param for group in self.optimizer.param_groups for param in group["params"]]
 
-    def _rates(self) -> list[Rate | None]:
-        groups = self.optimizer.param_groups
-        return [group.get("lr") for group in groups for _ in group["params"]]
+    def _rate(self, place: int) -> Rate | None:
+        number, _ = self._found(place)
+        return self.optimizer.param_groups[number].get("lr")
+
+    def _found(self, place: int) -> tuple[int, int]:
+        """In which group a parameter is, and where in it."""
+        for number, group in enumerate(self.optimizer.param_groups):
+            if place < len(group["params"]):
+                return number, place
+            place -= len(group["params"])
+        raise IndexError(place)
 
     def _name(self, place: int) -> str:
-        group_number = 0
-        for group in self.optimizer.param_groups:
-            if place < len(group["params"]):
-                break
-            place -= len(group["params"])
-            group_number += 1
+        number, place = self._found(place)
+        group = self.optimizer.param_groups[number]
         param = group["params"][place]
         if id(param) in self._names:
             return self._names[id(param)]
         if "param_names" in group:
             return str(group["param_names"][place])
-        return f"parameter {place} of group {group_number}, {tuple(param.shape)}"
+        return f"parameter {place} of group {number}, {tuple(param.shape)}"
 
 
 def _put(params: Sequence[Tensor], grads: Sequence[Gradient]) -> None:

@@ -57,8 +57,8 @@ def clip_by_norm_history(
         if isinstance(percent, int):
             index = torch.div(percent * (number - 1), 100, rounding_mode="floor")
         else:
-            index = (percent * (number - 1) / 100).floor().to(torch.int64)
-        return norms[index.clamp(min=0)]
+            index = (percent * (number - 1).to(norms) / 100).floor().to(torch.int64)
+        return norms.take(index.clamp(min=0))  # to index with it would wait for the device
 
     return _by_history(
         f"clip_by_norm_history({percent}, {window})", window, nonfinite, limit, with_current=True

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -109,7 +107,8 @@ def clip_by_percentile(
 
 def _index(percent: float, entries: int) -> int:
     """``⌊percent·(n−1)/100⌋``, in whole numbers: 29 % of 100 is 29, and not 28.999…"""
-    return math.floor(Fraction(min(percent, 100)) * (entries - 1) / 100)
+    part, of = min(percent, 100).as_integer_ratio()
+    return part * (entries - 1) // (of * 100)
 
 
 def _entries(original: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
 from torch import Tensor
 
 from equipoise._errors import InputError, InputTypeError, OptionError, in_words

@@ -115,7 +115,7 @@ def _add(grads: list[Tensor], params: list[Tensor], rate: float, l1_ratio: float
 
 
 def _beside_the_step(leaves: Leaves, name: str, rate: float, l1_ratio: float) -> None:
-    if leaves.rates is None:
+    if leaves.rate is None:
         raise GradientError(
             f"`{name}(decoupled=True)` changes weights at the learning rate of an optimizer, got "
             "no optimizer. Use `attach(transform, optimizer)`, or `decoupled=False`."
@@ -123,7 +123,7 @@ def _beside_the_step(leaves: Leaves, name: str, rate: float, l1_ratio: float) ->
     if not leaves.first_of_step:
         return
     for place in leaves.places:
-        learning_rate = leaves.rates[place]
+        learning_rate = leaves.rate(place)
         if learning_rate is None:
             raise GradientError(
                 f"`{name}(decoupled=True)` needs the learning rate of every parameter, got a "

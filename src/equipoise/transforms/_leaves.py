@@ -37,14 +37,18 @@ class Leaves:
     owned: bool
     """Whether the tensors may be written to; if not, they are copied before."""
     names: Callable[[int], str]
-    rates: Sequence[Rate | None] | None = None
-    """The optimizer's learning rate for every parameter, where there is an optimizer."""
+    rate: Callable[[int], Rate | None] | None = None
+    """The optimizer's learning rate for a parameter, where there is an optimizer."""
     first_of_step: bool = True
     """False where an optimizer asks for its gradients again within one step."""
     checks: list[Check] = field(default_factory=list)
     weight_changes: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done to the weights, unless the step is skipped."""
     known: Norms | None = None
+    writable: bool = False
+    """Whether the tensors are ours by now, each entry with memory of its own."""
+    plain: bool = False
+    """Whether every leaf is simply the gradient."""
     pending: Tensor | None = None
     """A number to multiply all leaves with, or a vector with one for each."""
 
@@ -64,6 +68,10 @@ class Leaves:
         return leaves
 
     def _unpack(self) -> None:
+        self.tensors, self.shards = self.originals.copy(), [None] * len(self.places)
+        self.plain = all(map(_plain, self.originals))
+        if self.plain:
+            return
         self.tensors, self.shards = [], []
         self.originals = [
             grad if grad.layout == torch.strided else _coalesced(grad, self.names(place))
@@ -72,8 +80,7 @@ class Leaves:
         for grad in self.originals:
             here, shard = local(grad)
             here = here._values() if here.is_sparse else here  # noqa: SLF001
-            if here.is_conj() or here.is_neg():
-                here = here.resolve_conj().resolve_neg()
+            here = here.resolve_conj()
             self.tensors.append(here)
             self.shards.append(shard)
 
@@ -136,11 +143,15 @@ class Leaves:
         (rescale_each if factor.dim() else rescale)(self.tensors, factor)
 
     def _own(self) -> None:
-        if not self.owned:
-            self.tensors, self.owned = [tensor.clone() for tensor in self.tensors], True
+        if self.writable:
             return
+        self.writable = True
         for i, tensor in enumerate(self.tensors):
-            if 0 in tensor.stride() and tensor.numel() > 1:  # its entries share their memory
+            if not self.owned:
+                self.tensors[i] = tensor.clone()
+            elif (
+                not tensor.is_contiguous() and 0 in tensor.stride()
+            ):  # its entries share their memory
                 self.tensors[i] = tensor.clone(memory_format=torch.contiguous_format)
 
     # To and from whole lists
@@ -149,6 +160,10 @@ class Leaves:
         """Gradients as they came: one for each parameter, sharded or sparse as before."""
         self._settle()
         out: list[Gradient] = [None] * len(self.all_params)
+        if self.plain:
+            for place, tensor in zip(self.places, self.tensors, strict=True):
+                out[place] = tensor
+            return out
         parts = zip(self.places, self.originals, self.tensors, self.shards, strict=True)
         for place, original, tensor, shard in parts:
             out[place] = _packed(original, tensor, shard)
@@ -156,14 +171,14 @@ class Leaves:
 
     def take(self, grads: Sequence[Gradient]) -> None:
         """Go on with these gradients, which somebody else has computed."""
-        before = dict(zip(self.places, self.originals, strict=True))
+        before = dict(enumerate(self.finished()))
         self.places = [i for i, grad in enumerate(grads) if grad is not None]
         self.originals = [
             _kept(before.get(i), grad) if self.owned else grad
             for i, grad in enumerate(grads)
             if grad is not None
         ]
-        self.known = None
+        self.known, self.writable = None, False
         self._unpack()
 
     def part(self, chosen: Sequence[int]) -> Leaves:
@@ -181,10 +196,11 @@ class Leaves:
             [self.shards[i] for i in among],
             owned=True,
             names=lambda i: self.names(chosen[i]),
-            rates=None if self.rates is None else [self.rates[i] for i in chosen],
+            rate=None if self.rate is None else lambda i: self.rate(chosen[i]),  # type: ignore[misc]
             first_of_step=self.first_of_step,
             checks=self.checks,
             weight_changes=self.weight_changes,
+            writable=True,
         )
         if self.known is not None and among:
             part.known = self.known.among(among, part.read)
@@ -215,6 +231,11 @@ class Leaves:
                 tensor.masked_fill_(skipped.to(tensor.device), 0)
 
 
+def _plain(grad: Tensor) -> bool:
+    """Whether this is what it looks like: dense, all here, and as it stands in memory."""
+    return type(grad) is Tensor and grad.layout is torch.strided and not (grad.is_complex() and grad.is_conj())
+
+
 def _by_number(i: int) -> str:
     return f"gradient {i}"
 
@@ -241,8 +262,8 @@ def _packed(original: Tensor, tensor: Tensor, shard: Shard | None) -> Tensor:
 
 def _kept(before: Tensor | None, grad: Tensor) -> Tensor:
     """The memory that was there with the new numbers in it, or a copy of what is new."""
+    if before is grad:
+        return before
     if before is None or before.is_sparse or grad.is_sparse:
         return grad.clone()
-    if before is grad or before.data_ptr() == grad.data_ptr():
-        return before
-    return before.copy_(grad)
+    return before.copy_(grad.clone())  # which may be another view of the same memory

@@ -18,12 +18,14 @@ from equipoise._numerics import CHUNK, norm_on_cpu, real_entries, vector_norm
 
 # Small tensors are looked at together in a buffer of at most this many entries.
 BUFFER = 1 << 18
-# Tensors up to this size are measured side by side with others of their shape; for larger ones the
-# copy costs more than it saves (measured).
+# Tensors up to this size are measured side by side with others of their shape.
 TINY = 1 << 12
-# How far a sum of squares in short rows of float32 may be off, at worst: (128 + 2) · 2⁻²⁴, rounded
-# up, twice. Outside this band a comparison of it is exact.
-BAND = 2e-5
+# Entries that float32 adds up within 1e-6, also where all are equal (measured on the CPU).
+SHORT = 1 << 10
+DOUBLE = (torch.float64, torch.complex128)
+# How far a sum of squares from short sums in float32 may be off, in any order of adding: 1026 ·
+# 2⁻²⁴, times two and rounded up. Outside this band a comparison of it is exact.
+BAND = 2e-4
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -42,17 +44,35 @@ def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     if compiling():
         squares = [real_entries(t).to(wide(t.device)).square().sum() for t in tensors]
         return torch.stack([s.to(home, wide(home)) for s in squares])
-    out = [torch.empty(0)] * len(tensors)
-    for device, places in by_device(tensors).items():
-        group = [tensors[i] for i in places]
-        if device.type == "cpu":
-            found = [_square_on_cpu(tensor) for tensor in group]
-        else:
-            norms = torch._foreach_norm([real_entries(t) for t in group], 2, dtype=wide(device))  # noqa: SLF001
-            found = [*torch.stack(list(norms)).square().unbind()]
-        for i, square in zip(places, found, strict=True):
-            out[i] = square
-    return torch.stack([square.to(home, wide(home)) for square in out])
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return _squares_by_launch(tensors)
+    out = torch.empty(len(tensors), dtype=torch.float64)
+    for places in alike(tensors).values():
+        out[places] = _squares_on_cpu([tensors[i] for i in places])
+    return out
+
+
+def _squares_by_launch(tensors: Sequence[Tensor]) -> Tensor:
+    """One launch for each device and type; put in order without an index, which is copied there."""
+    home = tensors[0].device
+    norms = [torch.empty(0)] * len(tensors)
+    for (device, _), places in by_kind(tensors).items():
+        some = [real_entries(tensors[i]) for i in places]
+        found = torch._foreach_norm(some, 2, dtype=wide(device))  # noqa: SLF001
+        for i, norm in zip(places, found, strict=True):
+            norms[i] = norm.to(home, wide(home))
+    return torch.stack(norms).square()
+
+
+def _squares_on_cpu(group: Sequence[Tensor]) -> Tensor:
+    """Of tensors of one shape and type: small ones side by side, in float64."""
+    if group[0].numel() > TINY:
+        return torch.stack([_square_on_cpu(tensor) for tensor in group])
+    found = []
+    for some in side_by_side(group):
+        flat = _shaped(torch.stack(some), len(some)).to(torch.float64)
+        found.append(torch.linalg.vecdot(flat, flat))
+    return torch.cat(found)
 
 
 def _square_on_cpu(x: Tensor) -> Tensor:
@@ -66,29 +86,35 @@ def _square_on_cpu(x: Tensor) -> Tensor:
 def total_square(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of all squares, within 1e-6 of the exact one: see `exact_total_square`."""
     home = tensors[0].device
-    if not all(looking_is_free(t.device) for t in tensors):
+    if not all(looking_is_free(device) for device in {t.device for t in tensors}):
         return squared_norms(tensors).sum()
-    parts = [_square_on_cpu(flat) for flat in _gathered(tensors)]
-    return torch.stack(parts).sum().to(home)
+    double = [t for t in tensors if t.dtype in DOUBLE]
+    single = [t for t in tensors if t.dtype not in DOUBLE] if double else tensors
+    squares = [_square_on_cpu(tensor) for tensor in double]
+    if single:
+        short = torch.cat([*_short_norms(single)])
+        length = torch.linalg.vector_norm(short, dtype=torch.float64)
+        entries = sum(tensor.numel() for tensor in single)
+        lossy = _lossy(length, entries)
+        squares.append(exact_total_square(single) if lossy else length.square())
+    return torch.stack(squares).sum().to(home)
 
 
-def _gathered(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Vectors that together hold all entries: small tensors share one, large ones are one."""
-    waiting: dict[torch.dtype, list[Tensor]] = {}
-    held: dict[torch.dtype, int] = {}
+def _short_norms(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Vectors whose length together is that of all tensors: each entry stands for a few."""
+    tiny = [tensor for tensor in tensors if tensor.numel() <= SHORT and not tensor.is_complex()]
+    if tiny:
+        yield torch.stack(torch._foreach_norm(tiny, 2, dtype=torch.float32))  # noqa: SLF001
     for tensor in tensors:
-        flat = real_entries(tensor).reshape(-1)
-        if flat.numel() > BUFFER // 8:
-            yield flat
-            continue
-        dtype = flat.dtype
-        waiting.setdefault(dtype, []).append(flat)
-        held[dtype] = held.get(dtype, 0) + flat.numel()
-        if held[dtype] > BUFFER:
-            yield torch.cat(waiting.pop(dtype))
-            held[dtype] = 0
-    for flats in waiting.values():
-        yield torch.cat(flats)
+        if tensor.numel() > SHORT or tensor.is_complex():
+            yield from _in_rows(real_entries(tensor).reshape(-1).float())
+
+
+def _in_rows(x: Tensor) -> Iterator[Tensor]:
+    rest = x.numel() % 128
+    yield torch.linalg.vector_norm(x[: x.numel() - rest].view(-1, 128), dim=1)
+    if rest:
+        yield x[x.numel() - rest :]
 
 
 def exact_total_square(tensors: Sequence[Tensor]) -> Tensor:
@@ -108,77 +134,74 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(peaks).amax() if peaks else torch.zeros((), device=home, dtype=wide(home))
 
 
-def row_norms(tensors: Sequence[Tensor], *, whole: bool) -> list[Tensor]:
-    """The length of every row (all dimensions but the first), or of every tensor, as vectors.
+def row_norms(tensors: Sequence[Tensor], *, whole: bool) -> Tensor:
+    """The length of every row of tensors of one shape and type: a matrix, a line for each tensor.
 
-    A tensor with fewer than two dimensions is one row.
+    A row is all dimensions but the first; a tensor with fewer than two, or ``whole``, is one row.
     """
-    rows = [_rows(tensor, whole=whole) for tensor in tensors]
-    out = [torch.empty(0)] * len(rows)
-    for (device, shape, dtype), places in _by_shape(rows).items():
-        together = max(1, BUFFER // max(1, shape.numel()))
-        if device.type != "cpu" or shape.numel() > TINY or compiling():
-            together = 1
-        for start in range(0, len(places), together):
-            some = places[start : start + together]
-            stack = torch.stack([rows[i] for i in some]) if len(some) > 1 else rows[some[0]][None]
-            for i, lengths in zip(some, _lengths(stack, dtype), strict=True):
-                out[i] = lengths
-    return out
+    some = tensors[0]
+    rows = 1 if whole or some.dim() < 2 else some.shape[0]
+    entries = some.numel() // max(1, rows)
+    if looking_is_free(some.device) and entries <= SHORT and some.dtype not in DOUBLE:
+        lengths = _short_lengths(tensors, rows)
+        if not _lossy(lengths, entries):
+            return lengths
+    return torch.stack([_lengths(_shaped(t, rows)) for t in tensors])
 
 
-def _rows(x: Tensor, *, whole: bool) -> Tensor:
-    rows = 1 if whole or x.dim() < 2 else x.shape[0]
-    if not x.numel():
-        return real_entries(x).reshape(rows, 0)
-    return real_entries(x).reshape(rows, -1)
+def _shaped(x: Tensor, *sizes: int) -> Tensor:
+    """The real entries in this many lines, also where there are none."""
+    real = real_entries(x)
+    return real.reshape(*sizes, real.numel() // max(1, math.prod(sizes)))
 
 
-def _by_shape(
-    tensors: Sequence[Tensor],
-) -> dict[tuple[torch.device, torch.Size, torch.dtype], list[int]]:
-    groups: dict[tuple[torch.device, torch.Size, torch.dtype], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.shape, tensor.dtype), []).append(i)
-    return groups
+def _short_lengths(tensors: Sequence[Tensor], rows: int) -> Tensor:
+    """Of rows so short that float32 adds them up well enough."""
+    if tensors[0].numel() <= TINY:  # copying larger ones costs more than it saves (measured)
+        stacks = [torch.stack(some) for some in side_by_side(tensors)]
+        flat = [_shaped(stack, len(stack), rows) for stack in stacks]
+        found = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in flat]
+        return torch.cat(found).to(torch.float64)
+    dims = tuple(range(1, tensors[0].dim())) if rows > 1 else None
+    lengths = [torch.linalg.vector_norm(t, dim=dims, dtype=_real_single(t)) for t in tensors]
+    return torch.stack(lengths).reshape(len(tensors), rows).to(torch.float64)
 
 
-def _lengths(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _real_single(x: Tensor) -> torch.dtype:
+    return torch.complex64 if x.is_complex() else torch.float32
+
+
+def _lengths(rows: Tensor) -> Tensor:
     """Along the last dimension, to 1e-6 whatever its length."""
-    if dtype == torch.float64:
+    if rows.dtype == torch.float64:
         return vector_norm(rows, -1)
-    if looking_is_free(rows.device):
-        lengths = _in_short_rows(rows)
+    if looking_is_free(rows.device) and rows.numel():
+        even = rows.shape[-1] // SHORT * SHORT
+        parts = [torch.unflatten(rows[..., :even], -1, (-1, SHORT)), rows[..., None, even:]]
+        norms = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts]
+        lengths: Tensor = torch.linalg.vector_norm(
+            torch.cat(norms, -1), dim=-1, dtype=torch.float64
+        )
         if not _lossy(lengths, rows.shape[-1]):
             return lengths
     exact: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=wide(rows.device))
     return exact
 
 
-def _in_short_rows(rows: Tensor) -> Tensor:
-    """Lengths from float32 sums of 128 squares at a time: without a copy in float64."""
-    even = rows.shape[-1] // 128 * 128
-    parts = [torch.unflatten(rows[..., :even], -1, (-1, 128))] if even else []
-    parts.append(rows[..., None, even:])
-    norms = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts]
-    together: Tensor = torch.linalg.vector_norm(torch.cat(norms, -1), dim=-1, dtype=torch.float64)
-    return together
-
-
 def _lossy(lengths: Tensor, entries: int) -> bool:
-    """Whether squares in float32 may have overflowed, or rounded badly below 1.2e-38."""
-    small = (lengths < 4e-16 * entries**0.5) & (lengths > 0)
-    return bool((small | ~lengths.isfinite()).any().item())
+    """Whether squares in float32 may have overflowed, or vanished below 1.2e-38."""
+    if not lengths.numel():
+        return False
+    least, most = (bound.item() for bound in lengths.aminmax())
+    return not (4e-16 * entries**0.5 < least and most < math.inf)
 
 
-def rescale_rows(tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-    """Multiply every row of each tensor by a number of its own, in place."""
-    shaped = [
-        f.to(t.device, _for_product(t.dtype)).reshape(-1, *[1] * (t.dim() - 1)) if t.dim() else f[0]
-        for t, f in zip(tensors, factors, strict=True)
-    ]
-    if tensors:
-        torch._foreach_mul_(list(tensors), shaped)
+def rescale_rows(tensors: Sequence[Tensor], factors: Tensor) -> None:
+    """Multiply every row by a number of its own, in place; a line of factors for each tensor."""
+    some = tensors[0]
+    shape = (-1, *[1] * (some.dim() - 1)) if some.dim() else ()
+    numbers = factors.to(some.device, _for_product(some.dtype)).reshape(len(tensors), *shape)
+    torch._foreach_mul_(list(tensors), list(numbers.unbind()))
 
 
 def batches(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
@@ -228,12 +251,22 @@ def _for_product(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
-def by_device(tensors: Sequence[Tensor]) -> dict[torch.device, list[int]]:
-    """Where the tensors of each device stand in the list."""
-    groups: dict[torch.device, list[int]] = {}
+Kind = tuple[torch.device, torch.dtype, torch.Size]
+
+
+def alike(tensors: Sequence[Tensor]) -> dict[Kind, list[int]]:
+    """Where the tensors of each device, type and shape stand in the list."""
+    groups: dict[Kind, list[int]] = {}
     for i, tensor in enumerate(tensors):
-        groups.setdefault(tensor.device, []).append(i)
+        groups.setdefault((tensor.device, tensor.dtype, tensor.shape), []).append(i)
     return groups
+
+
+def side_by_side(group: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one shape, as many at a time as a buffer holds."""
+    together = max(1, BUFFER // max(1, group[0].numel()))
+    for start in range(0, len(group), together):
+        yield list(group[start : start + together])
 
 
 def by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.transforms._lists import (
     BAND,
+    DOUBLE,
     exact_total_square,
     largest,
     looking_is_free,
@@ -18,16 +19,16 @@ from equipoise.transforms._lists import (
 )
 from equipoise.transforms._shards import Shard, Split, add_over_splits
 
-DOUBLE = (torch.float64, torch.complex128)
 # Where squares of float64 neither overflow nor vanish; for shorter types float64 has room.
 SAFE = (1e-280, 1e300)
 
 
 class Norms:
-    """Squared lengths in units of `unit`, a power of two that keeps squares of float64 in range.
+    """Squared lengths, in units that keep squares of float64 in range: powers of two.
 
-    What is measured is read at that moment, so that what was known and scaled since, and what is
-    measured now, are of the same tensors.
+    Each leaf has a unit of its own, for one may be tiny beside another, or not finite; all together
+    are measured in the largest. What is measured is read at that moment, so that what was known and
+    scaled since, and what is measured now, are of the same tensors.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class Norms:
     ) -> None:
         self.read = read
         self.splits = splits
-        self.unit: Tensor | None = None
+        self.double = False
+        self.units: Tensor | None = None
         self.known_each: Tensor | None = None
         self.known_total: Tensor | None = None
 
@@ -43,8 +45,9 @@ class Norms:
     def of(read: Callable[[], list[Tensor]], shards: Sequence[Shard | None]) -> Norms:
         """Nothing known so far, but the units."""
         norms = Norms(read, [() if shard is None else shard.everywhere for shard in shards])
-        if any(tensor.dtype in DOUBLE for tensor in read()):
-            norms.unit = norms._unit()
+        norms.double = any(tensor.dtype in DOUBLE for tensor in read())
+        if norms.double and not norms._safe():
+            norms._take_units()
         return norms
 
     @property
@@ -52,41 +55,71 @@ class Norms:
         """Whether figures may be looked at."""
         return not self.splits or looking_is_free(self.read()[0].device)
 
-    def _unit(self) -> Tensor | None:
-        tensors = self.read()
-        if self.free and not any(self.splits):
-            self.known_total = total_square(tensors)
-            if SAFE[0] < self.known_total.item() < SAFE[1]:
-                return None
-            self.known_total = None
-        peaks = add_over_splits([largest([t]) for t in tensors], self.splits, largest=True)
-        peak = torch.stack([p.to(peaks[0].device) for p in peaks]).amax()
+    def _safe(self) -> bool:
+        """Whether the total shows that no unit is needed for it."""
+        if not self.free or any(self.splits):
+            return False
+        total = total_square(self.read())
+        if not SAFE[0] < total.item() < SAFE[1]:
+            return False
+        self.known_total = total
+        return True
+
+    def _take_units(self) -> None:
+        largests = [largest([tensor]) for tensor in self.read()]
+        # A NaN would be lost among processes.
+        ordered = [torch.where(peak.isnan(), torch.inf, peak) for peak in largests]
+        peaks = add_over_splits(ordered, self.splits, largest=True)
+        peak = torch.stack([p.to(peaks[0].device) for p in peaks])
         usable = peak.isfinite() & (peak > 0)
-        return torch.ldexp(torch.ones_like(peak), torch.frexp(torch.where(usable, peak, 1.0))[1])
+        exponents = torch.frexp(torch.where(usable, peak, 1.0))[1] - 1
+        self.units = torch.ldexp(torch.ones_like(peak), exponents)
+        self.known_total = None
+
+    @property
+    def unit(self) -> Tensor | None:
+        """That of all together."""
+        return None if self.units is None else self.units.amax()
 
     def _measured(self) -> list[Tensor]:
+        """All in one unit."""
+        tensors, unit = self.read(), self.unit
+        return tensors if unit is None else [t / unit.to(t.device) for t in tensors]
+
+    def _measured_each(self) -> list[Tensor]:
+        """Each in its own unit."""
         tensors = self.read()
-        if self.unit is None:
+        if self.units is None:
             return tensors
-        return [tensor / self.unit.to(tensor.device) for tensor in tensors]
+        return [t / u.to(t.device) for t, u in zip(tensors, self.units.unbind(), strict=True)]
 
     def squares(self) -> Tensor:
         """Of every leaf, of the whole parameter where it is sharded."""
         if self.known_each is None:
             if not self.splits:
                 return torch.zeros(0, dtype=torch.float64)
-            each = squared_norms(self._measured())
-            if any(self.splits):
-                each = torch.stack(add_over_splits([*each.unbind()], self.splits))
+            each = self._squares()
+            if self.double and self.units is None and (each < SAFE[0]).any().item():
+                self._take_units()
+                each = self._squares()
             self.known_each = each
         return self.known_each
+
+    def _squares(self) -> Tensor:
+        each = squared_norms(self._measured_each())
+        if any(self.splits):
+            each = torch.stack(add_over_splits([*each.unbind()], self.splits))
+        return each
 
     def total(self) -> Tensor:
         """Of all leaves together, to 1e-6; see `exceed`."""
         if self.known_total is None:
             if not self.splits:
                 return torch.zeros((), dtype=torch.float64)
-            if self.known_each is not None or not self.free:
+            if self.units is not None:
+                parts = self.units / self.units.amax()
+                self.known_total = (self.squares() * parts.square()).sum()
+            elif self.known_each is not None or not self.free:
                 self.known_total = self.squares().sum()
             else:
                 self.known_total = self._added(total_square)
@@ -103,46 +136,42 @@ class Norms:
 
     def together(self) -> Tensor:
         """The length of all leaves together."""
-        return self._root(self.total())
-
-    def each(self) -> Tensor:
-        """The length of every leaf."""
-        return self._root(self.squares())
-
-    def _root(self, squares: Tensor) -> Tensor:
-        return squares.sqrt() if self.unit is None else squares.sqrt() * self.unit
+        return self.total().sqrt() if self.unit is None else self.total().sqrt() * self.unit
 
     def factor(self, limit: Tensor | float) -> Tensor:
         """``min(1, limit/‖g‖)`` for all leaves together, the branch taken on exact squares.
 
         1 also where the length is not finite: what is wrong in one leaf does not spread.
         """
-        m = self._in_units(limit)
         square = self.total()
+        m = self._over(limit, self.unit)
         if self.free and _near(square, m).item():
             square = self.known_total = self._added(exact_total_square)
         return _factor(square, m)
 
     def factors(self, limit: Tensor | float) -> Tensor:
         """The same for each leaf by itself."""
-        m = self._in_units(limit)
         squares = self.squares()
+        m = self._over(limit, self.units)
         if self.free:
             near = _near(squares, m).nonzero().flatten().tolist()
-            measured = self._measured() if near else []
+            measured = self._measured_each() if near else []
             for i in near:
                 exact = exact_total_square([measured[i]])
                 squares[i] = add_over_splits([exact], [self.splits[i]])[0]
         return _factor(squares, m)
 
-    def _in_units(self, limit: Tensor | float) -> Tensor:
+    def _over(self, limit: Tensor | float, unit: Tensor | None) -> Tensor:
         device = self.read()[0].device if self.splits else torch.device("cpu")
-        m = torch.as_tensor(limit, dtype=wide(device), device=device).abs()
-        return m if self.unit is None else m / self.unit
+        if not isinstance(limit, Tensor):  # filled in there: to copy it would wait for the device
+            limit = torch.full((), limit, dtype=wide(device), device=device)
+        m = limit.to(device, wide(device)).abs()
+        return m if unit is None else m / unit
 
     def scaled(self, by: Tensor) -> Norms:
         """The lengths after every leaf was multiplied by a number, or each by its own."""
         new, square = self._like(self.read, self.splits), by.square()
+        new.units = self.units
         new.known_each = None if self.known_each is None else self.known_each * square
         if not by.dim() and self.known_total is not None:
             new.known_total = self.known_total * square
@@ -151,12 +180,17 @@ class Norms:
     def among(self, chosen: Sequence[int], read: Callable[[], list[Tensor]]) -> Norms:
         """The lengths of some leaves, as far as they are known."""
         new = self._like(read, [self.splits[i] for i in chosen])
-        new.known_each = None if self.known_each is None else self.known_each[list(chosen)]
+        if self.known_each is not None:
+            each = self.known_each.unbind()
+            new.known_each = torch.stack([each[i] for i in chosen])
+        if self.units is not None:
+            units = self.units.unbind()
+            new.units = torch.stack([units[i] for i in chosen])
         return new
 
     def _like(self, read: Callable[[], list[Tensor]], splits: Sequence[tuple[Split, ...]]) -> Norms:
         new = Norms(read, splits)
-        new.unit = self.unit
+        new.double = self.double
         return new
 
 

@@ -60,8 +60,9 @@ def ranked(
         counts = search.counted(candidates(), found, shift, width)
         below = counts.cumsum(0)
         digit = (below <= left).sum()
-        before = torch.where(digit > 0, below[(digit - 1).clamp(min=0)], 0)
-        matching = counts[digit]
+        # To index with a tensor would wait for the device.
+        before = torch.where(digit > 0, below.take((digit - 1).clamp(min=0)), 0)
+        matching = counts.take(digit)
         left, found = left - before, (found << width) | digit
         if looking_is_free(home) and shift and matching.item() <= AT_ONCE:
             candidates = _narrowed(candidates, found, shift)

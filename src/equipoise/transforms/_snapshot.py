@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from equipoise._context import whole
 from equipoise._errors import InputError, OptionError
 from equipoise.transforms._leaves import Gradient, Leaves
+from equipoise.transforms._lists import wide
 from equipoise.transforms._transform import (
     RECORDED,
     GradientTransform,
@@ -61,10 +63,11 @@ def snapshot(name: str, fn: Measure | None = None) -> GradientTransform:
 
 
 def _scalar(name: str, figure: Tensor | float, device: torch.device) -> Tensor:
-    value = torch.as_tensor(figure, device=None if isinstance(figure, Tensor) else device)
-    if value.numel() != 1:
+    if not isinstance(figure, Tensor):
+        return torch.full((), figure, dtype=wide(device), device=device)
+    if figure.numel() != 1:
         raise InputError(
-            f"the figure {name!r} must be a scalar, got shape {tuple(value.shape)}. "
+            f"the figure {name!r} must be a scalar, got shape {tuple(figure.shape)}. "
             "Use `.norm()` or `.max()`, say."
         )
-    return value.detach().reshape(())
+    return whole(figure.detach()).reshape(()).to(wide(figure.device))
