@@ -10,13 +10,14 @@ from typing import Any
 import torch.nn.functional as F
 
 from equipoise import schedules
-from equipoise._errors import OptionError, nearest
+from equipoise._errors import OptionError, check_flag, nearest
 from equipoise._term import (
     Term,
     check_every,
-    check_inputs,
+    check_mapping,
     check_options,
     check_weight,
+    names_of,
     penalty_name,
 )
 
@@ -34,6 +35,8 @@ SETTINGS = (
     "rescale",
     "nan_policy",
 )
+
+FLAGS = ("enabled", "differentiable", "rescale")
 
 
 def term_to_config(name: str, term: Term) -> dict[str, Any]:
@@ -66,18 +69,25 @@ def term_from_config(name: str, config: object, penalties: Penalties) -> Term:
     settings = _settings(name, config)
     with _at(name, "penalty"):
         penalty = _penalty_from_name(settings.pop("penalty", None), penalties)
-    inputs = settings.get("inputs")
-    names = (inputs,) if isinstance(inputs, str) else None if inputs is None else tuple(inputs)
     with _at(name, "inputs"):
-        check_inputs(names)
+        names = names_of(settings.get("inputs"))
     with _at(name, "weight"):
+        if isinstance(settings.get("weight"), str):
+            raise OptionError(
+                f"`weight` must be a finite number, got the text {settings['weight']!r}. "
+                "Use 0.001 or 1.0e-3, say: YAML takes 1e-3 for a text."
+            )
         if isinstance(settings.get("weight"), Mapping):
             settings["weight"] = schedules.from_config(settings["weight"])
         check_weight(settings.get("weight", 1.0))
     with _at(name, "options"):
+        check_mapping(settings.get("options"))
         check_options(penalty, settings.get("options") or {}, 1 if names is None else len(names))
     with _at(name, "every"):
         check_every(settings.get("every", 1))
+    for flag in FLAGS:
+        with _at(name, flag):
+            check_flag(flag, settings.get(flag, True))
     with _at(name, "nan_policy"):
         return Term(penalty, **settings)
 
@@ -121,7 +131,7 @@ def _penalty_from_name(name: object, penalties: Penalties) -> Callable[..., Any]
     if not isinstance(name, str) or name not in known:
         raise OptionError(
             f"a penalty must be known by name, got {name!r}. {nearest(str(name), known)} "
-            f"Functions of torch are written {TORCH}..., your own go into `penalties=`."
+            f"Functions of torch are written {TORCH}name, your own go into `penalties=`."
         )
     return known[name]
 

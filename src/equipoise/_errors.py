@@ -114,13 +114,15 @@ def check_number(
             f"`{option}` must be a Python number, got a tensor. "
             "Use `.item()` where waiting for the device is acceptable."
         )
-    finite = isinstance(value, int | float) and -math.inf < value < math.inf
+    number = isinstance(value, int | float)
+    finite = number and -math.inf < value < math.inf  # type: ignore[operator]
     if not finite or not (value > above and low <= value <= high):  # type: ignore[operator]
         bounds = {"above": above, "at least": low, "at most": high}
         wanted = " and ".join(f"{word} {b:g}" for word, b in bounds.items() if math.isfinite(b))
+        hint = "Use one in that range." if finite else "Use a finite one." if number else ""
         raise OptionError(
-            f"`{option}` must be a finite number {wanted}".rstrip() + f", got {value!r}. "
-            "Use one in that range."
+            f"`{option}` must be a finite number {wanted}".rstrip()
+            + f", got {value!r}. {hint or 'Use a number of Python, such as 0.1.'}"
         )
 
 
@@ -131,12 +133,31 @@ def check_count(option: str, value: object, *, low: int = 1) -> None:
         raise OptionError(f"`{option}` must be a whole number, got {value!r}. Use `int(...)`.")
 
 
+def check_flag(option: str, value: object) -> None:
+    """Refuse what is neither True nor False: a text such as 'no' would count as True."""
+    if not isinstance(value, bool):
+        raise OptionError(
+            f"`{option}` must be True or False, got {value!r}. Use one of them, without quotes."
+        )
+
+
+def check_dims(option: str, dims: object, rank: int) -> None:
+    """Refuse dimensions that a tensor of this rank does not have; a 0-d tensor has one."""
+    size = max(rank, 1)
+    for dim in dims if isinstance(dims, tuple) else (dims,):
+        if not isinstance(dim, int) or not -size <= dim < size:
+            raise OptionError(
+                f"`{option}` must be a dimension of the input, which has {rank}, got {dim!r}. "
+                f"Use a number from {-size} to {size - 1}."
+            )
+
+
 def check_tensor(name: str, value: object) -> None:
     """Refuse what is not a tensor of real floating-point numbers."""
     if not isinstance(value, Tensor):
-        raise InputTypeError(
-            f"`{name}` must be a tensor, got {type(value).__name__}. Use `torch.as_tensor`."
-        )
+        named = isinstance(value, tuple | str)
+        hint = "`model.parameters()`, tensors without names" if named else "`torch.as_tensor`"
+        raise InputTypeError(f"`{name}` must be a tensor, got {type(value).__name__}. Use {hint}.")
     if not value.is_floating_point():
         raise InputTypeError(
             f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use `.float()`."

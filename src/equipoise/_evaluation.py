@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from equipoise._gradients import Gradients
+from equipoise._host import on_host
 from equipoise._recorder import BASE, Recorder
 from equipoise._table import as_html, as_text, number
 
 Number = float | Tensor
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,19 +182,6 @@ def gradient_figures(report: Gradients) -> dict[str, Number]:
             figures[f"{name}_grad_norm_weighted"] = term.grad_norm_weighted
     figures["total_grad_norm"] = report.total_norm
     return figures
-
-
-def on_host(figures: Mapping[K, Number]) -> dict[K, float]:
-    """Python numbers, fetched from the device all at once."""
-    tensors = {name: f.detach() for name, f in figures.items() if isinstance(f, Tensor)}
-    devices = {t.device for t in tensors.values() if t.device.type != "cpu"}
-    there = next(iter(devices), torch.device("cpu"))
-    wide = torch.float32 if there.type == "mps" else torch.float64
-    numbers: list[float] = []
-    if tensors:
-        numbers = torch.stack([t.to(there, wide) for t in tensors.values()]).tolist()
-    fetched = dict(zip(tensors, numbers, strict=True))
-    return {n: fetched[n] if n in fetched else float(f) for n, f in figures.items()}
 
 
 def _valid(data: Any) -> Any:  # noqa: ANN401

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise._context import whole
 from equipoise._errors import InputTypeError, NonFiniteError
 
 
@@ -95,6 +96,6 @@ def _is_exact(x: Tensor) -> bool:
 
 def _figures(x: Tensor) -> Tensor:
     """Number of NaN, number of infinities, flat index of the first of either."""
-    bad = ~x.detach().isfinite()
-    nan = x.detach().isnan().sum()
+    bad = whole(~x.detach().isfinite())
+    nan = whole(x.detach().isnan().sum())
     return torch.stack([nan, bad.sum() - nan, bad.flatten().to(torch.uint8).argmax()])

@@ -6,14 +6,17 @@ All figures are tensors on the device, with the graph left behind; only what nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from equipoise._context import distributed, whole
 from equipoise._errors import GradientError, InputError, nearest
 from equipoise._numerics import CHUNK, real_entries
+from equipoise._table import as_text, number
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,14 @@ class Conflict:
     cosine: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gradients:
     """Gradient norms of every term (the base included) and of their sum, at the inputs.
 
     ``squares`` holds the squared norms of the weighted gradients: a row an input, a column a term
     and last the sum of all terms. ``grams`` (with ``track="gram"``) holds their inner products, a
     matrix an input. Everything else is read off these. ``deviations`` tells how far each term's
-    part of all norms is from that in another report, where one was compared.
+    share is from that in another report, where one was compared.
 
     *At the edge:* a term without a gradient has ``grad_norm`` None and ``grad_error`` says why; it
     takes no part in shares and conflicts. Where all gradients are 0, cosines and shares are NaN.
@@ -64,6 +67,22 @@ class Gradients:
     squares: Tensor
     grams: Tensor | None = None
     deviations: Mapping[str, Tensor] | None = None
+
+    def __str__(self) -> str:
+        """A table; waits for the device."""
+        columns = {"before weight": self.norms, "gradient": self.weighted}
+        if self.grams is not None:
+            columns["share"] = {**dict.fromkeys(self.names), **self.shares}
+        figures = [figure for column in columns.values() for figure in column.values()]
+        known = [f for f in (*figures, self.total_norm) if f is not None]
+        host = iter(torch.stack(known).tolist())
+        cells = iter([number(next(host) if figure is not None else None) for figure in figures])
+        written = [[next(cells) for _ in self.names] for _ in columns]
+        rows = [list(row) for row in zip(self.names, *written, strict=True)]
+        total = ["total", "", number(next(host)), *[""] * (len(columns) - 2)]
+        return as_text(["term", *columns], [*rows, total])
+
+    __repr__ = __str__
 
     @property
     def terms(self) -> dict[str, TermGradient]:
@@ -178,18 +197,26 @@ class Gradients:
         )
 
     def dominant(self) -> str:
-        """The term with the longest weighted gradient. Waits for the device."""
-        sizes = self.squares[:, :-1].sum(0).tolist()
-        candidates = [n for n in self.names if n not in self.errors]
+        """The term with the longest weighted gradient; NaN outweighs all. Waits for the device."""
+        sizes = dict(zip(self.names, self.squares[:, :-1].sum(0).tolist(), strict=True))
+        candidates = {n: size for n, size in sizes.items() if n not in self.errors}
         if not candidates:
             raise GradientError(f"no term has a gradient: {self.errors}. Use differentiable terms.")
-        return max(candidates, key=lambda name: sizes[self.names.index(name)])
+        return largest(candidates)
+
+
+def largest(sizes: Mapping[str, float]) -> str:
+    """The name of the largest number; NaN, which no number outweighs, counts as larger than all."""
+    return max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
 
 
 def gram_matrix(vectors: list[Tensor]) -> Tensor:
     """All inner products of vectors of one shape, added in float64 without stacking them whole."""
+    wide = torch.float32 if vectors[0].device.type == "mps" else torch.float64
+    if any(distributed(v) for v in vectors):
+        long = [v.detach().to(wide) for v in vectors]
+        return torch.stack([torch.stack([whole((a * b).sum()) for b in long]) for a in long])
     flat = [real_entries(v.detach()).reshape(-1) for v in vectors]
-    wide = torch.float32 if flat[0].device.type == "mps" else torch.float64
     chunk = CHUNK if flat[0].device.type == "cpu" else 1 << 22
     gram = torch.zeros(len(flat), len(flat), dtype=wide, device=flat[0].device)
     for parts in zip(*(torch.split(v, chunk) for v in flat), strict=True):

@@ -12,13 +12,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from equipoise._context import compiling, inside_transform
+from equipoise._context import (
+    as_distributed_as,
+    compiling,
+    distributed,
+    inside_transform,
+    whole,
+)
 from equipoise._errors import (
     InputError,
     InputTypeError,
     OptionError,
     check_choice,
     check_fits,
+    check_number,
     check_tensor,
 )
 from equipoise._types import Dims, Reduction, Tensors
@@ -31,6 +38,11 @@ CHUNK = 1 << 15
 def full_precision(x: Tensor) -> Tensor:
     """Float16 and bfloat16 as float32; float32 and float64 as they are."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def filled_as(x: Tensor, number: float) -> Tensor:
+    """A number as a tensor like ``x``, made on its device: copied there, it would be waited for."""
+    return as_distributed_as(x, torch.full((), number, dtype=x.dtype, device=x.device))
 
 
 def select(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -81,10 +93,11 @@ def pieces(
 
 
 def _iterated(name: str, value: Tensors) -> Iterable[Tensor]:
-    if isinstance(value, Tensor) or not isinstance(value, Iterable):
+    if isinstance(value, Tensor | str) or not isinstance(value, Iterable):
+        hint = "`model.parameters()`" if hasattr(value, "parameters") else "a list of tensors"
         raise InputTypeError(
             f"`{name}` must be a tensor or an iterable of tensors, one for each of the inputs, "
-            f"got {type(value).__name__}. Use a list of tensors."
+            f"got {type(value).__name__}. Use {hint}."
         )
     return value
 
@@ -108,12 +121,21 @@ def reduce(
             f"`denominator` belongs to reduction='mean', got reduction={reduction!r}. "
             "Use reduction='mean', or divide the result yourself."
         )
+    if isinstance(denominator, Tensor) and denominator.numel() != 1:
+        raise OptionError(
+            f"`denominator` must be a number, or a tensor of one, got shape "
+            f"{tuple(denominator.shape)}. Use `.sum()`."
+        )
+    if denominator is not None and not isinstance(denominator, Tensor):
+        check_number("denominator", denominator, low=0.0)
     weighted = [v if m is None else v * m.to(v.dtype) for v, m in zip(values, masks, strict=True)]
     if reduction == "none":
         return weighted[0] if len(weighted) == 1 else torch.cat([w.flatten() for w in weighted])
     total = add([w.sum() for w in weighted])
     if reduction == "sum":
         return total
+    if isinstance(denominator, Tensor):
+        denominator = denominator.reshape(())
     return divide(total, count(values, masks) if denominator is None else denominator)
 
 
@@ -152,7 +174,8 @@ def vector_norm(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor
     squares = y.square().sum(_dims(x, dim), keepdim=True)
     zero = squares == 0
     length = scale * torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
-    return length if keepdim else length.squeeze(_dims(x, dim))
+    # A sum over one number, for a distributed tensor of torch 2.11 cannot squeeze several dims.
+    return length if keepdim else length.sum(_dims(x, dim))
 
 
 def unit(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +201,10 @@ def _scaled(x: Tensor, dim: Dims) -> tuple[Tensor, Tensor]:
     # derivatives are those of ‖x‖.
     if x.numel() == 0:
         return x, x.new_ones(())
-    largest = x.detach().abs().amax(_dims(x, dim), keepdim=True)
+    sizes = x.detach().abs()
+    # A process that holds no part of a distributed tensor has no largest entry, but it has a sum,
+    # which serves as well.
+    largest = (sizes.sum if distributed(x) else sizes.amax)(_dims(x, dim), keepdim=True)
     usable = largest.isfinite() & (largest > 0)
     # The root of the smallest number is low enough: no square is lost above it. Any lower, and
     # 1/scale would overflow in the derivatives.
@@ -194,7 +220,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """
     with torch.no_grad():
         tensors = [real_entries(tensor) for tensor in tensors]
-        wide = [_norm64(tensor) for tensor in tensors]
+        wide = [norm64(tensor) for tensor in tensors]
         device = wide[0].device
         together: Tensor = torch.linalg.vector_norm(torch.stack([w.to(device) for w in wide]))
     is64 = any(tensor.dtype == torch.float64 for tensor in tensors)
@@ -208,17 +234,17 @@ def real_entries(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _norm64(x: Tensor) -> Tensor:
+def norm64(x: Tensor) -> Tensor:
     if x.device.type == "mps":  # has no float64
         return vector_norm(full_precision(x))
-    on_cpu = x.device.type == "cpu" and not (compiling() or inside_transform())
+    on_cpu = x.device.type == "cpu" and not (compiling() or inside_transform() or distributed(x))
     if on_cpu and x.dtype != torch.float64 and x.numel() > CHUNK:
-        return _norm_on_cpu(x.flatten())
+        return norm_on_cpu(x.flatten())
     length: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
-    return length
+    return whole(length)
 
 
-def _norm_on_cpu(x: Tensor) -> Tensor:
+def norm_on_cpu(x: Tensor) -> Tensor:
     """A norm from float64 sums, without the float64 copy that ``dtype=`` makes of all of it.
 
     Float32 is first added in rows of 128, which takes a tenth of the time and has lost less than

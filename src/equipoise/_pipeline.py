@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MappingProxyType
+from types import GeneratorType, MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from equipoise._base import Base, base_term, check_base
+from equipoise._compiled import Compiler
 from equipoise._config import term_from_config, term_to_config
-from equipoise._context import compiling
 from equipoise._errors import InputError, InputTypeError, OptionError, check_choice, nearest
 from equipoise._evaluation import Evaluation
 from equipoise._recorder import BASE, Level
 from equipoise._run import SINGLE, keys_of, run
-from equipoise._term import NanPolicy, Term, Weight, check_options, in_formula, is_due
+from equipoise._term import (
+    NanPolicy,
+    Term,
+    Weight,
+    check_mapping,
+    check_options,
+    in_formula,
+    is_due,
+)
 
 Track = bool | Level | Callable[[int | None], bool | Level]
 """Whether gradients are tracked at a step, and what of them; or a function that says so."""
-
-Base = Tensor | Callable[..., Any]
 
 
 @runtime_checkable
@@ -31,6 +37,9 @@ class Observer(Protocol):
     def observe(self, total: Tensor, /) -> None:
         """Take note of a total."""
 
+
+ONCE = (GeneratorType, nn.ParameterList)
+"""Inputs that are read into a list."""
 
 RESERVED_NAMES = ("total", "penalty")
 RESERVED_ENDINGS = ("_weighted", "_grad_norm", "_grad_norm_weighted", "_grad_norm_error")
@@ -59,14 +68,22 @@ class Pipeline:
         tensor(1.5000)
     """
 
-    __slots__ = ("_terms",)
+    __slots__ = ("_compiler", "_terms")
     _terms: dict[str, Term]
+    _compiler: Compiler | None
 
-    def __init__(self, /, **terms: Term) -> None:
+    def __init__(self, /, *nameless: object, **terms: Term) -> None:
+        if nameless:
+            raise InputTypeError(
+                "every term of a pipeline must have a name, got "
+                f"{', '.join(type(x).__name__ for x in nameless)} without one. "
+                "Use `Pipeline(sparsity=Term(...))`, or `Pipeline(**terms)` for a dictionary."
+            )
         for name, term in terms.items():
             _check_name(name)
             _check_term(name, term)
         object.__setattr__(self, "_terms", dict(terms))
+        object.__setattr__(self, "_compiler", None)
 
     @property
     def terms(self) -> Mapping[str, Term]:
@@ -99,8 +116,8 @@ class Pipeline:
         overrides = self._overrides(options or {})
         terms = {n: t for n, t in self._terms.items() if t.enabled and is_due(n, t, step)}
         if callable(base) and not isinstance(base, Tensor):
-            terms = {BASE: _base_term(base, named), **terms}
-        self._check_base(base)
+            terms = {BASE: base_term(base, named), **terms}
+        check_base(base, again=BASE in self._terms, alone=not self._terms)
         self._check_inputs(terms, named)
         result = run(
             terms,
@@ -109,6 +126,7 @@ class Pipeline:
             step=step,
             level=_level(track, step),
             overrides=overrides,
+            compiler=self._compiler,
         )
         if isinstance(track, Observer):
             track.observe(result.total)
@@ -139,12 +157,12 @@ class Pipeline:
                 f"term names must be unique, got {name!r} again. "
                 "Use another name, or `without` to take the old one out first."
             )
-        return Pipeline(**self._terms, **{name: term})
+        return self._with({**self._terms, name: term})
 
     def without(self, *names: str) -> Pipeline:
         """A copy without these terms."""
         self._check_known(names)
-        return Pipeline(**{n: t for n, t in self._terms.items() if n not in names})
+        return self._with({n: t for n, t in self._terms.items() if n not in names})
 
     def renamed(self, **names: str) -> Pipeline:
         """A copy with other names: ``pipeline.renamed(l1="sparsity")``."""
@@ -152,16 +170,41 @@ class Pipeline:
         new = [names.get(name, name) for name in self._terms]
         if len(set(new)) < len(new):
             raise OptionError(f"term names must be unique, got {new}. Use a name not yet taken.")
-        return Pipeline(**dict(zip(new, self._terms.values(), strict=True)))
+        return self._with(dict(zip(new, self._terms.values(), strict=True)))
 
     def _changed(self, changes: Mapping[str, Mapping[str, Any]]) -> Pipeline:
         self._check_known(changes)
-        return Pipeline(
-            **{
-                n: t.with_changes(**changes[n]) if n in changes else t
-                for n, t in self._terms.items()
-            }
+        return self._with(
+            {n: t.with_changes(**changes[n]) if n in changes else t for n, t in self._terms.items()}
         )
+
+    def _with(self, terms: Mapping[str, Term]) -> Pipeline:
+        return compiled_as(Pipeline(**terms), self._compiler)
+
+    def compiled(self) -> Pipeline:
+        """A copy that evaluates all terms in one compiled function, their gradients included.
+
+        Values, norms, with ``track="gram"`` the inner products, and the total gradient come out of
+        one pass, before ``total.backward()``, which only scales that gradient. Weights are tensors
+        to the compiled function, so that schedules compile nothing; nor does every new shape. The
+        evaluation is the same, and so are copies made of it.
+
+        *At the edge:* what cannot be served so is evaluated as without the compiler, and says so in
+        the debug log of ``equipoise``: a ``nan_policy``, float16, a differentiable weight, a base
+        that is tracked and came as a tensor, terms that draw random numbers or read parameters that
+        are no input, data that is no tensor. So is the second derivative, the gradient of one part
+        of the total, and a second backward pass through one graph.
+
+        Examples:
+            >>> import torch, equipoise as eq
+            >>> pipeline = eq.Pipeline(l1=eq.Term(eq.l1, weight=0.5)).compiled()
+            >>> x = torch.tensor([1.0, -2.0], requires_grad=True)
+            >>> result = pipeline(x, track=True)
+            >>> result.total.backward()
+            >>> result.metrics()["l1_grad_norm_weighted"], x.grad
+            (0.7071067811865476, tensor([ 0.5000, -0.5000]))
+        """
+        return compiled_as(self, self._compiler or Compiler())
 
     # Plain data
 
@@ -215,17 +258,20 @@ class Pipeline:
             "Use `reweighted`, `with_term`, `without` and the like, which return a copy."
         )
 
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._terms,)
+        return _unpickled, (self._terms, self._compiler is not None)
 
     # Checking
 
     def _inputs(self, x: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
-        if x is None:
-            return inputs
-        if SINGLE in inputs:
+        if x is not None and SINGLE in inputs:
             raise InputError(f"the input {SINGLE!r} must be given once, got it twice. Use one.")
-        return {SINGLE: x, **inputs}
+        given = inputs if x is None else {SINGLE: x, **inputs}
+        # `model.parameters()` can be read only once, and several terms may read it.
+        return {n: list(v) if isinstance(v, ONCE) else v for n, v in given.items()}
 
     def _overrides(
         self, options: Mapping[str, Mapping[str, Any]]
@@ -233,6 +279,7 @@ class Pipeline:
         self._check_known(options)
         for name, given in options.items():
             term = self._terms[name]
+            check_mapping(given)
             check_options(term.penalty, {**term.options, **given}, len(keys_of(term)))
         return options
 
@@ -243,29 +290,6 @@ class Pipeline:
                     f"the pipeline has the terms {', '.join(self._terms) or '(none)'}, got "
                     f"{name!r}. {nearest(name, self._terms) if self._terms else 'Use `with_term`.'}"
                 )
-
-    def _check_base(self, base: Base | None) -> None:
-        if base is None:
-            if not self._terms:
-                raise InputError(
-                    "a pipeline must have a term or a base to evaluate, got neither. "
-                    "Use `Pipeline(l1=Term(eq.l1))`, say."
-                )
-            return
-        if BASE in self._terms:
-            raise InputError(
-                "the base must be given once, got a term and an argument. "
-                "Use `pipeline.without('base')` to give it at the call."
-            )
-        if isinstance(base, Tensor) and base.numel() != 1:
-            raise InputError(
-                f"`base` must be a scalar, got shape {tuple(base.shape)}. Use `.mean()`."
-            )
-        if not isinstance(base, Tensor) and not callable(base):
-            raise InputTypeError(
-                f"`base` must be a scalar tensor or a function, got {type(base).__name__}. "
-                "Use the task loss."
-            )
 
     def _check_inputs(self, terms: Mapping[str, Term], inputs: Mapping[str, Any]) -> None:
         for name, term in terms.items():
@@ -286,8 +310,15 @@ class Pipeline:
                 )
 
 
-def _unpickled(terms: dict[str, Term]) -> Pipeline:
-    return Pipeline(**terms)
+def compiled_as(pipeline: Pipeline, compiler: Compiler | None) -> Pipeline:
+    """A copy that hands its terms to this compiler."""
+    copy = Pipeline(**pipeline.terms)
+    object.__setattr__(copy, "_compiler", compiler)
+    return copy
+
+
+def _unpickled(terms: dict[str, Term], compiled: bool = False) -> Pipeline:
+    return compiled_as(Pipeline(**terms), Compiler() if compiled else None)
 
 
 def _check_name(name: str) -> None:
@@ -313,31 +344,21 @@ def _check_term(name: str, term: object) -> None:
             f"the base must have weight 1, got {term.weight!r}. "
             "Use weights on the other terms, or another name."
         )
-
-
-def _base_term(base: Callable[..., Any], inputs: Mapping[str, Any]) -> Term:
-    names = _parameters(base)
-    missing = [name for name in names if name not in inputs]
-    if missing or not names:
-        raise InputError(
-            f"a base function's parameters must be named like inputs ({', '.join(inputs)}), got "
-            f"{', '.join(names) or 'none'}. Use `lambda student, labels: ...`, say."
+    if name == BASE and term.every != 1:
+        raise OptionError(
+            f"the base must be evaluated at every step, got every={term.every}. "
+            "Use `every` on the other terms, or another name."
         )
-    return Term(base, inputs=names)
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    if isinstance(function, nn.Module):
-        return _parameters(function.forward)
-    if compiling() and isinstance(function, FunctionType):
-        # The compiler cannot trace `inspect.signature` of a function that is made inside.
-        return function.__code__.co_varnames[: function.__code__.co_argcount]
-    return tuple(inspect.signature(function).parameters)
 
 
 def _level(track: Track, step: int | None) -> Level | None:
     decided = track(step) if callable(track) else track
     if isinstance(decided, bool) or decided is None:
         return "norms" if decided else None
+    if callable(decided):
+        raise OptionError(
+            f"`track` must be a level or a function of the step, got one that returns {decided!r}. "
+            "Use it with its arguments: `track=tracking.every(100)`."
+        )
     check_choice("track", decided, (False, True, "norms", "gram"))
     return decided

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 Note = Callable[[Tensor], None]
 
@@ -82,17 +83,18 @@ def map_tensors(
     *,
     where: Callable[[object], bool] = differentiable,
 ) -> Any:  # noqa: ANN401
-    """Apply a function to every differentiable tensor in nested lists, tuples and mappings.
+    """Apply a function to every differentiable tensor in lists, tuples, dictionaries and the like.
 
-    What holds none is returned as it is, so that data of any kind reaches a term untouched.
+    Into which containers to look, and how to build their copies, torch knows: named tuples too,
+    and whatever a library has registered there. What holds none of these tensors is returned as it
+    is, so that data of any kind reaches a term untouched.
     """
-    if where(x):
-        return function(x)
-    if not tensors_in(x, where=where):
+    if isinstance(x, Tensor):
+        return function(x) if where(x) else x
+    leaves, form = tree_flatten(x)
+    if not any(where(leaf) for leaf in leaves):
         return x
-    if isinstance(x, dict):
-        return {key: map_tensors(function, value, where=where) for key, value in x.items()}
-    return type(x)(map_tensors(function, value, where=where) for value in x)
+    return tree_unflatten([function(leaf) if where(leaf) else leaf for leaf in leaves], form)
 
 
 def tensors_in(
@@ -101,10 +103,5 @@ def tensors_in(
     where: Callable[[object], bool] = differentiable,
 ) -> list[Tensor]:
     """The tensors that `map_tensors` would apply a function to, in its order."""
-    if where(x):
-        return [x]
-    if isinstance(x, dict):
-        x = [*x.values()]
-    if isinstance(x, list | tuple) and not hasattr(x, "_fields"):
-        return [tensor for value in x for tensor in tensors_in(value, where=where)]
-    return []
+    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
+    return [leaf for leaf in leaves if where(leaf)]

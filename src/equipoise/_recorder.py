@@ -9,7 +9,8 @@ yet, and the terms are differentiated one by one, down to the pipeline's inputs 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -97,32 +98,34 @@ class Recorder:
     passing: dict[Place, dict[str, Tensor]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     demanded: Gradients | None = None
+    # What a fast path found along with the values.
+    known: dict[Place, Figures] = field(default_factory=dict)
 
     # In the forward pass
 
     def enter(self, name: str, x: Any) -> Any:  # noqa: ANN401
         """An input as all terms see it; its probe sees the sum of their gradients."""
-        numbers = count()
+        numbers, told = count(), self._weakly()
 
         def entered(tensor: Tensor) -> Tensor:
             place = (name, next(numbers))
             self.entries[place] = get_gradient_edge(tensor)
             if self.level is None:
                 return alias(tensor)
-            return probe(tensor, lambda gradient: self._all_passed(place, gradient))
+            return probe(tensor, lambda gradient: told(Recorder._all_passed, place, gradient))
 
         return map_tensors(entered, x)
 
     def read(self, term: str, name: str, x: Any, edges: dict[Place, GradientEdge]) -> Any:  # noqa: ANN401
         """An input as one term sees it; its probe sees this term's gradient."""
-        numbers = count()
+        numbers, told = count(), self._weakly()
 
         def seen(tensor: Tensor) -> Tensor:
             place = (name, next(numbers))
             if self.level is None:
                 tensor = alias(tensor)
             else:
-                tensor = probe(tensor, lambda gradient: self._passed(term, place, gradient))
+                tensor = probe(tensor, lambda g: told(Recorder._passed, term, place, g))
             edges[place] = get_gradient_edge(tensor)
             return tensor
 
@@ -132,7 +135,8 @@ class Recorder:
         """The base, or the sum of the terms; its probe sees what the user scales it with."""
         if self.level is None or self.in_graph or not x.requires_grad:
             return alias(x)
-        return probe(x, lambda gradient: self._begun(gradient, base=base))
+        told = self._weakly()
+        return probe(x, lambda gradient: told(Recorder._begun, gradient, base))
 
     def take_base(self, base: Tensor) -> None:
         """A base that came as a tensor: if tracked, one partial backward down to the inputs."""
@@ -159,7 +163,21 @@ class Recorder:
 
     # In the backward pass
 
-    def _begun(self, gradient: Tensor, *, base: bool) -> None:
+    def _weakly(self) -> Callable[..., None]:
+        """Tells this recorder something, if it is still there.
+
+        The graph must not hold what holds the graph: nothing would ever free it.
+        """
+        there = weakref.ref(self)
+
+        def told(what: Callable[..., None], *of: Any) -> None:  # noqa: ANN401
+            recorder = there()
+            if recorder is not None:
+                what(recorder, *of)
+
+        return told
+
+    def _begun(self, gradient: Tensor, base: bool) -> None:
         if self.number != backward_pass():
             self.number, self.upstream = backward_pass(), {}
         self.upstream[base] = gradient
@@ -169,7 +187,7 @@ class Recorder:
         self.passing.setdefault(place, {})[term] = kept
 
     def _all_passed(self, place: Place, gradient: Tensor) -> None:
-        passed = self.passing.pop(place, {})
+        passed: dict[str, Any] = self.passing.pop(place, {})
         if self.number != backward_pass() or not passed:
             return  # a part was differentiated by itself, or a gradient was
         scales = [self._scale(term) for term in passed]
@@ -181,6 +199,10 @@ class Recorder:
             self.figures[place] = Figures.of(vectors, "gram", scales)
             return
         norms = [norm / scale.abs() for norm, scale in zip(passed.values(), scales, strict=False)]
+        known = self.known.get(place)
+        if known is not None:
+            passed = {**passed, **dict.fromkeys(known.names)}
+            norms += known.squares[: len(known.names)].sqrt().unbind()
         if base is None:
             norms.append(total_norm([gradient]) / scales[0].abs())
         else:
@@ -211,7 +233,10 @@ class Recorder:
                 "a compiled function or a functional transform takes gradients along with the "
                 "values, got track=False. Use `track='norms'`."
             )
+        if self.known and not any(r.edges for n, r in self.readings.items() if not self._knows(n)):
+            return self._gradients(self.known, {})
         if self.figures or self.upstream or self.in_graph:
+            self.figures = {**self.known, **self.figures}
             alone = {place: g for place, g in self.given.items() if place not in self.figures}
             level = self.level or "norms"
             self.figures.update({p: Figures.of({BASE: g}, level) for p, g in alone.items()})
@@ -219,6 +244,9 @@ class Recorder:
         if self.demanded is None:
             self.demanded = self._demand()
         return self.demanded
+
+    def _knows(self, name: str) -> bool:
+        return any(name in at.names for at in self.known.values())
 
     def _demand(self) -> Gradients:
         vectors: dict[Place, dict[str, Tensor]] = {}

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from equipoise._context import compiling, inside_transform
+from equipoise._ahead import Joined
+from equipoise._context import compiling, inside_transform, whole
 from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._evaluation import Evaluation, Number, TermResult
+from equipoise._fast import take
 from equipoise._finite import check_finite
 from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
 from equipoise._recorder import BASE, Level, Place, Reading, Recorder
 from equipoise._term import Term, weight_at
+
+if TYPE_CHECKING:
+    from equipoise._compiled import Compiler
 
 SINGLE = "x"
 """What the one tensor of a pipeline without named inputs is called."""
@@ -34,6 +39,11 @@ class Call:
     weight: Number
     options: Mapping[str, Any]
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The inputs it reads."""
+        return keys_of(self.term)
+
     def value(self, arguments: list[Any]) -> tuple[Tensor, Metrics]:
         """The penalty's value, checked, and its metrics."""
         if self.term.differentiable:
@@ -41,24 +51,38 @@ class Call:
         else:
             with torch.no_grad():
                 returned = self.term.penalty(*arguments, **self.options)
-        value, metrics = returned if isinstance(returned, tuple) else (returned, {})
-        if not isinstance(value, Tensor):
+        parts = returned if isinstance(returned, tuple) and returned else (returned,)
+        value, metrics = (*parts, {})[:2]
+        if len(parts) > 2 or not isinstance(value, Tensor) or not isinstance(metrics, Mapping):
             raise InputTypeError(
-                f"the term {self.name!r} must return a scalar tensor, or that and its metrics, got "
-                f"{type(value).__name__}. Use `torch.as_tensor`."
+                f"the term {self.name!r} must return a scalar tensor, or that and a mapping of "
+                f"metrics, got {', '.join(type(part).__name__ for part in parts)}. Use a function "
+                "that returns the loss alone, as a tensor."
             )
-        return self._scalar("", value), {
-            key: self._scalar(f" as metric {key!r}", m) if isinstance(m, Tensor) else m
-            for key, m in metrics.items()
-        }
+        return self._scalar("", value), {key: self._metric(key, m) for key, m in metrics.items()}
+
+    def _metric(self, key: object, metric: object) -> Number:
+        if isinstance(metric, Tensor):
+            return self._scalar(f" as metric {key!r}", metric)
+        if not isinstance(metric, int | float):
+            raise InputTypeError(
+                f"the term {self.name!r} must return numbers as metrics, got "
+                f"{type(metric).__name__} as {key!r}. Use `float(...)`, or leave it out."
+            )
+        return metric
 
     def _scalar(self, what: str, x: Tensor) -> Tensor:
+        if x.is_complex():
+            raise InputTypeError(
+                f"the term {self.name!r} must return a real number{what}, got {x.dtype}. "
+                "Use `.abs()` or `.real`."
+            )
         if x.numel() != 1:
             raise InputError(
                 f"the term {self.name!r} must return a scalar{what}, got shape {tuple(x.shape)}. "
                 "Use reduction='mean', or `.sum()`."
             )
-        return x.reshape(())
+        return whole(x).reshape(())
 
     def result(self, value: Tensor, metrics: Metrics) -> TermResult:
         """The value with its weight."""
@@ -91,6 +115,7 @@ def run(
     step: int | None,
     level: Level | None,
     overrides: Mapping[str, Mapping[str, Any]],
+    compiler: Compiler | None = None,
 ) -> Evaluation:
     """Evaluate the terms on the inputs and add them up."""
     recorder = Recorder(level, in_graph=compiling() or inside_transform())
@@ -101,22 +126,36 @@ def run(
         seen = {key: map_tensors(alias, x, where=real_floating) for key, x in seen.items()}
     else:
         seen = {key: recorder.enter(key, x) for key, x in seen.items()}
-    results = {}
-    for name, term in terms.items():
-        options = {**term.options, **overrides.get(name, {})}
+    calls = {name: _call(name, term, step, overrides) for name, term in terms.items()}
+    joined = take(calls, seen, recorder, base=base, compiler=compiler)
+    results = {} if joined is None else dict(joined.results)
+    for name, call in calls.items():
+        if name in results:
+            continue
         if recorder.in_graph:
-            call = Call(name, term, weight_at(name, term, step), options)
             results[name] = _in_graph(recorder, call, seen)
         else:
             try:
-                call = Call(name, term, weight_at(name, term, step), options)
                 results[name] = _probed(recorder, call, seen)
             except Exception as error:
                 error.add_note(f"in the term {name!r}")
                 raise
     if recorder.in_graph:
         recorder.measure()
-    return _added_up(results, inputs, base, recorder)
+    return _added_up({name: results[name] for name in calls}, inputs, base, recorder, joined)
+
+
+def _call(
+    name: str, term: Term, step: int | None, overrides: Mapping[str, Mapping[str, Any]]
+) -> Call:
+    options = {**term.options, **overrides.get(name, {})}
+    if compiling():
+        return Call(name, term, weight_at(name, term, step), options)
+    try:
+        return Call(name, term, weight_at(name, term, step), options)
+    except Exception as error:
+        error.add_note(f"in the term {name!r}")
+        raise
 
 
 def keys_of(term: Term) -> tuple[str, ...]:
@@ -158,7 +197,7 @@ def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> Term
     recorder.entries.update(dict.fromkeys(places))
     if recorder.level is None or not tensors or not call.term.differentiable:
         value, metrics = call.value(arguments)
-        recorder.readings[call.name] = call.reading(value, {}, some_input=bool(tensors))
+        recorder.readings[call.name] = call.reading(value, {}, some_input=len(tensors) > 0)
         return call.result(value, metrics)
     plain: dict[str, Number] = {}
     errors: list[str | None] = []
@@ -185,22 +224,29 @@ def _added_up(
     inputs: Mapping[str, Any],
     base: Tensor | None,
     recorder: Recorder,
+    joined: Joined | None,
 ) -> Evaluation:
     base_result = results.pop(BASE, None)
     if base is not None:
-        base = base.reshape(())
+        base = whole(base).reshape(())
         recorder.take_base(base)
         base_result = TermResult(BASE, base, 1.0, base, {})
-    penalty = None
-    for result in results.values():
-        penalty = result.contribution if penalty is None else penalty + result.contribution
-    penalty = _zero(inputs, recorder) if penalty is None else recorder.watch(penalty, base=False)
-    total, shown = penalty, None
-    if base_result is not None:
-        shown = recorder.watch(base_result.contribution, base=True)
-        total = shown + penalty if results else shown
+    ahead = joined.results if joined is not None else {}
+    rest = None
+    for name, result in results.items():
+        if name not in ahead:
+            rest = result.contribution if rest is None else rest + result.contribution
+    rest = None if rest is None else recorder.watch(rest, base=False)
+    shown = None if base_result is None else base_result.contribution
+    if shown is not None and BASE not in ahead:
+        shown = recorder.watch(shown, base=True)
+    penalty = _sum(None if joined is None else joined.penalty, rest)
+    if penalty is None:
+        penalty = _zero(inputs, recorder)
+    own = None if BASE in ahead else shown
+    total = _sum(None if joined is None else joined.total, own, rest)
     return Evaluation(
-        total=total,
+        total=penalty if total is None else total,
         penalty=penalty,
         base=shown,
         terms=results,
@@ -208,6 +254,12 @@ def _added_up(
         _base=base_result,
         _recorder=recorder,
     )
+
+
+def _sum(*parts: Tensor | None) -> Tensor | None:
+    """The sum of those there are."""
+    there = [part for part in parts if part is not None]
+    return sum(there[1:], there[0]) if there else None
 
 
 def _zero(inputs: Mapping[str, Any], recorder: Recorder) -> Tensor:

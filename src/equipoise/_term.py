@@ -12,7 +12,14 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from equipoise._context import compiling
-from equipoise._errors import InputTypeError, OptionError, check_choice, check_number, nearest
+from equipoise._errors import (
+    InputTypeError,
+    OptionError,
+    check_choice,
+    check_flag,
+    check_number,
+    nearest,
+)
 
 NanPolicy = Literal["propagate", "raise", "skip"]
 """What a value that is NaN or inf does."""
@@ -82,11 +89,18 @@ class Term:
                 f"`penalty` must be callable, got {type(penalty).__name__}. "
                 "Use a function such as `eq.l1`, or a lambda."
             )
+        if isinstance(penalty, type) and issubclass(penalty, nn.Module):
+            raise InputTypeError(
+                f"`penalty` must be a module, got its class {penalty.__name__}. "
+                f"Use `{penalty.__name__}()`."
+            )
+        check_mapping(options)
         function, given = _unwrapped(penalty, dict(options or {}))
-        names = (inputs,) if isinstance(inputs, str) else inputs
-        read = None if names is None else tuple(names)
-        check_inputs(read)
+        read = names_of(inputs)
         check_weight(weight)
+        for name, flag in ("enabled", enabled), ("differentiable", differentiable):
+            check_flag(name, flag)
+        check_flag("rescale", rescale)
         check_choice("nan_policy", nan_policy, ("propagate", "raise", "skip"))
         check_every(every)
         check_options(function, given, 1 if read is None else len(read))
@@ -178,15 +192,32 @@ def check_weight(weight: object) -> None:
 
 def check_every(every: object) -> None:
     """Refuse what is no number of steps."""
-    if not isinstance(every, int) or every < 1:
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise OptionError(
             f"`every` must be a whole number of steps, at least 1, got {every!r}. Use 4, say."
         )
 
 
-def check_inputs(inputs: tuple[object, ...] | None) -> None:
-    """Refuse names that a call could not tell from its own arguments."""
-    for name in inputs or ():
+def check_mapping(options: object) -> None:
+    """Refuse options that have no names."""
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(
+            f"`options` must be a mapping from names to values, got {type(options).__name__}. "
+            "Use {'scale': 2.0}, say."
+        )
+
+
+def names_of(inputs: object) -> tuple[str, ...] | None:
+    """The names of a term's inputs; refuse those a call could not tell from its own arguments."""
+    if inputs is None:
+        return None
+    names = (inputs,) if isinstance(inputs, str) else inputs
+    if not isinstance(names, Sequence):
+        raise OptionError(
+            f"`inputs` must be a name or a sequence of names, in the order of the arguments, got "
+            f"{type(inputs).__name__}. Use ('teacher', 'student'), say."
+        )
+    for name in names:
         if not isinstance(name, str) or not name.isidentifier():
             raise OptionError(
                 f"`inputs` must be names that can be keywords, got {name!r}. Use 'hidden', say."
@@ -196,10 +227,11 @@ def check_inputs(inputs: tuple[object, ...] | None) -> None:
                 f"`inputs` must not be {', '.join(RESERVED_INPUTS)}, which the call itself takes, "
                 f"got {name!r}. Use another name."
             )
-    if inputs is not None and not inputs:
+    if not names:
         raise OptionError(
             "`inputs` must name at least one input, got none. Use None for the only one."
         )
+    return tuple(names)
 
 
 def check_options(penalty: Callable[..., Any], options: Mapping[str, Any], inputs: int) -> None:

@@ -12,6 +12,7 @@ go to and from plain data.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -149,6 +150,7 @@ def piecewise(values: Mapping[int, float]) -> Schedule:
         >>> schedules.piecewise({0: 0.0, 1000: 0.1})(1000)
         0.1
     """
+    _check_stages("piecewise", values)
     for value in values.values():
         check_number("values", value)
     return Schedule("piecewise", {"values": _from_zero("piecewise", values)})
@@ -167,6 +169,7 @@ def chained(schedules: Mapping[int, Callable[[Number], float]]) -> Schedule:
         >>> warm_then_fall(5), warm_then_fall(11)
         (0.5, 0.5)
     """
+    _check_stages("chained", schedules)
     for schedule in schedules.values():
         if not callable(schedule):
             raise OptionError(
@@ -174,6 +177,14 @@ def chained(schedules: Mapping[int, Callable[[Number], float]]) -> Schedule:
                 "Use `constant(...)` for a number."
             )
     return Schedule("chained", {"schedules": _from_zero("chained", schedules)})
+
+
+def _check_stages(kind: str, stages: object) -> None:
+    if not isinstance(stages, Mapping):
+        raise OptionError(
+            f"`{kind}` must be given a mapping from first steps, got {type(stages).__name__}. "
+            f"Use {{0: ..., 1000: ...}}."
+        )
 
 
 def _from_zero(kind: str, stages: Mapping[int, Any]) -> dict[int, Any]:
@@ -206,6 +217,18 @@ def from_config(config: Mapping[str, Mapping[str, Any]]) -> Schedule:
         raise OptionError(
             f"a schedule's kind must be known, got {kind!r}. {nearest(kind, _MAKERS)}"
         )
+    known = list(inspect.signature(_MAKERS[kind]).parameters)
+    if not isinstance(arguments, Mapping):
+        raise OptionError(
+            f"`{kind}` takes the arguments {', '.join(known)} by name, got "
+            f"{type(arguments).__name__}. Use {{{kind!r}: {{{known[0]!r}: ...}}}}."
+        )
+    for name in arguments:
+        if name not in known:
+            raise OptionError(
+                f"`{kind}` takes the arguments {', '.join(known)}; got {name!r}. "
+                f"{nearest(str(name), known)}"
+            )
     try:
         read = {name: _from_plain(name, value) for name, value in arguments.items()}
         return _MAKERS[kind](**read)
@@ -222,6 +245,13 @@ def _latest(step: Number, stages: Mapping[int, Any]) -> tuple[int, Any]:
     return begin, stages[begin]
 
 
+def _decayed(step: Number, value: float, rate: float) -> float:
+    try:
+        return value * float(rate) ** step
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def _chained(step: Number, schedules: Mapping[int, Callable[[Number], float]]) -> float:
     begin, schedule = _latest(step, schedules)
     return cast("float", schedule(step - begin))
@@ -234,7 +264,7 @@ _RULES: dict[str, Callable[..., float]] = {
         start + (end - start) * (1 - math.cos(math.pi * _progress(step, steps))) / 2
     ),
     "warmup": lambda step, value, steps: value * min(step / steps, 1.0) if steps else value,
-    "decay": lambda step, value, rate: value * rate**step,
+    "decay": _decayed,
     "piecewise": lambda step, values: _latest(step, values)[1],
     "chained": _chained,
 }

@@ -20,6 +20,8 @@ WAITS = {
     aten.nonzero.default,
     aten.masked_select.default,
     aten._unique2.default,
+    # A number of Python made into a tensor: on a GPU it is copied there, and the host waits.
+    aten.lift_fresh.default,
 }
 
 
@@ -75,7 +77,10 @@ def test_waiting_would_be_noticed(wait: Callable[[Tensor], object]) -> None:
 
 
 def test_copying_would_be_noticed() -> None:
-    """`tolist` reads memory without an operation, and fails where there is none."""
+    """A number copied to the device is an operation; `tolist` is none, and fails without memory."""
+    for copied in (lambda x: x.new_tensor(0.5), lambda _: torch.tensor(0.5)):
+        with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+            copied(torch.ones(()))
     with pytest.raises(NotImplementedError, match="meta"):
         torch.ones((), device="meta").tolist()
 

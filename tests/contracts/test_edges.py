@@ -100,7 +100,7 @@ MASKED = [*ONE_INPUT, "consistency", "js_divergence", "kl_divergence", "sampled_
 def test_nothing_escapes_from_under_the_mask(
     name: str, poison: float, options: dict[str, bool]
 ) -> None:
-    """NaN and infinities under the mask change no bit of value or gradient."""
+    """NaN and infinities under the mask change no bit of value, gradient or second derivative."""
     by_row = name in ("kl_divergence", "js_divergence", "entropy")
     if options and not by_row:
         options = {}
@@ -115,7 +115,10 @@ def test_nothing_escapes_from_under_the_mask(
     for tensors in (clean, dirty):
         inputs = [x.requires_grad_() for x in tensors]
         value = getattr(eq, name)(*inputs, mask=mask, **options)
-        results.append((value, *torch.autograd.grad(value, inputs)))
+        slopes = torch.autograd.grad(value, inputs, create_graph=True)
+        moved = sum((slope * slope).sum() for slope in slopes)
+        bends = torch.autograd.grad(moved, inputs) if moved.requires_grad else ()
+        results.append((value, *slopes, *bends))
     for ours, expected in zip(results[1], results[0], strict=True):
         assert torch.equal(ours, expected)
     assert all(not gradient[1].any() for gradient in results[1][1:])

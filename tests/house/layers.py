@@ -13,14 +13,20 @@ from pathlib import Path
 # From the bottom to the top, by the first name below the package. The package itself is above all.
 LAYERS = (
     {"_types", "_errors"},
-    {"_numerics", "_finite", "_logspace", "_context", "_probes", "_table"},
+    {"_numerics", "_finite", "_logspace", "_context", "_host", "_probes", "_table"},
     {"penalties", "transforms", "kernels"},
     {
         "schedules",
         "_term",
+        "_base",
         "_gradients",
         "_recorder",
         "_evaluation",
+        "_ahead",
+        "_one_pass",
+        "_compiled",
+        "_kernels",
+        "_fast",
         "_run",
         "_config",
         "_pipeline",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ ROWS = ["kl_divergence", "js_divergence", "entropy"]
 """Penalties of distributions over the last dimension."""
 
 X = torch.zeros(2, 3)
+NAN, INF = float("nan"), float("inf")
 
 
 def total(x: Tensor) -> Tensor:
@@ -191,6 +193,36 @@ def test_an_unknown_axis_is_refused_at_any_shape(shape: tuple[int, ...], per_sam
         )
 
 
+@pytest.mark.parametrize("call", [eq.output_magnitude, partial(eq.consistency, X)])
+@pytest.mark.parametrize("dim", [2, -3, 0.5])
+def test_an_unknown_dimension_is_refused(call: Callable[..., Tensor], dim: object) -> None:
+    """Also by a metric that has no use for it."""
+    words = "`dim` must be a dimension of the input, which has 2"
+    assert_refused(lambda: call(X, dim=dim), eq.OptionError, words, repr(dim), "Use a number from")
+
+
+@pytest.mark.parametrize("name", [*ROWS, "sampled_kl"])
+@pytest.mark.parametrize(
+    ("denominator", "words", "got"),
+    [
+        (NAN, "a finite number at least 0", "nan"),
+        (-1.0, "a finite number at least 0", "-1.0"),
+        ("4", "a finite number at least 0", "'4'"),
+        (torch.ones(2), "a number, or a tensor of one", "shape (2,)"),
+    ],
+    ids=str,
+)
+def test_a_denominator_is_one_number(name: str, denominator: object, words: str, got: str) -> None:
+    """A list of counts would turn the mean into a list of means."""
+    assert_refused(
+        lambda: called(name, denominator=denominator),
+        eq.OptionError,
+        f"`denominator` must be {words}",
+        got,
+        "Use",
+    )
+
+
 class Range(NamedTuple):
     """A penalty, an option, its range in words, and values outside."""
 
@@ -201,7 +233,6 @@ class Range(NamedTuple):
     others: dict[str, object] = {}  # noqa: RUF012 - a table of constants
 
 
-NAN, INF = float("nan"), float("inf")
 RANGES = [
     Range("l2", "clip", "above 0", (0, -1.0, NAN, INF, "1")),
     Range("l2", "center", "", (NAN, INF, [1.0])),
@@ -230,8 +261,15 @@ def test_a_number_outside_its_range_is_refused(case: Range) -> None:
             eq.OptionError,
             f"`{case.option}` must be a finite number {case.wanted}".rstrip(),
             repr(value),
-            "Use one in that range.",
+            hint_for(value),
         )
+
+
+def hint_for(value: object) -> str:
+    """What to do about a number that is refused."""
+    if not isinstance(value, int | float):
+        return "Use a number of Python, such as 0.1."
+    return "Use one in that range." if math.isfinite(value) else "Use a finite one."
 
 
 @pytest.mark.parametrize(
@@ -358,6 +396,22 @@ def test_what_is_no_tensor_is_refused(name: str, x: object) -> None:
         type(x).__name__,
         "Use",
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "got", "do"),
+    [
+        (lambda net: net, "Linear", "Use `model.parameters()`."),
+        (lambda net: net.named_parameters(), "tuple", "Use `model.parameters()`, tensors without"),
+        (lambda net: net.state_dict(), "str", "Use `model.parameters()`, tensors without"),
+    ],
+    ids=["module", "named", "state"],
+)
+@pytest.mark.parametrize("name", ["l1", "l2", "elastic_net"])
+def test_a_model_is_not_its_parameters(name: str, model: Any, got: str, do: str) -> None:
+    """Each way to hand over a model that is no list of tensors names the one that is."""
+    given = model(torch.nn.Linear(2, 3))
+    assert_refused(lambda: called(name, given), eq.InputTypeError, "must be a tensor", got, do)
 
 
 @pytest.mark.parametrize("name", PENALTIES)

@@ -170,6 +170,14 @@ def test_a_token_that_q_excludes_is_infinite(estimator: str, gradient: str) -> N
     assert_equal(each, torch.tensor([math.inf, 0.0]))
 
 
+@every_estimator
+def test_a_token_that_q_excludes_teaches_nothing_by_k2(estimator: str) -> None:
+    """Its slope is 0 and not NaN, and the other token keeps its own."""
+    logp, logq = torch.tensor([-1.0, -2.0]), torch.tensor([-math.inf, -1.5])
+    learned = partial(eq.sampled_kl, estimator=estimator, gradient="k2", reduction="sum")
+    assert_gradients(learned, [logp, logq], [torch.tensor([0.0, -0.5]), torch.tensor([0.0, 0.5])])
+
+
 # Lists, masks and reductions ---------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ TERMS = {
 }
 """Terms that share inputs, read several, read a list, and pull backwards."""
 
+LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
+
 BASE = Term(F.cross_entropy, inputs=("student", "labels"))
 
 
@@ -70,7 +72,7 @@ def network(dtype: torch.dtype = torch.float64) -> Network:
         "hidden": hidden,
         "student": hidden @ second,
         "teacher": leaf(6, 4).detach(),
-        "labels": torch.tensor([0, 3, 1, 2, 2, 0]),
+        "labels": LABELS,
         "weights": [first, second],
     }
     return Network([first, second], inputs)

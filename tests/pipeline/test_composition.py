@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -159,6 +160,57 @@ def test_containers_keep_their_form() -> None:
     assert_equal(batch["p"][0].grad, torch.tensor([2.0], dtype=torch.float64))
 
 
+class Outputs(OrderedDict[str, Any]):
+    """What a model of some library returns: a mapping with attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+@pytest.mark.parametrize("track", [False, "gram"])
+def test_named_tuples_are_containers_too(track: Any) -> None:
+    """A term sees the named tuple it was given, and its tensors are tracked."""
+    x = vector(3.0, 4.0)
+    product = Term(lambda pair: (pair.left * pair.right[0]).sum(), inputs="pair")
+    result = Pipeline(product=product)(pair=Pair(x, [x, "label"]), track=track)
+    result.total.backward()
+    assert_close(x.grad, 2 * x)
+    if track:
+        # 2x in two parts, each seen by itself: √(‖x‖² + ‖x‖²).
+        assert_close(result.gradients["product"].grad_norm, 5 * 2**0.5)
+
+
+def test_a_container_that_torch_does_not_know_arrives_as_it_is() -> None:
+    """It is not taken apart, and the gradient passes it by unseen."""
+    outputs, seen = Outputs(logits=vector(3.0, 4.0)), []
+
+    def penalty(x: Tensor, outputs: Any) -> Tensor:
+        seen.append(outputs)
+        return x.sum() + outputs.logits.sum()
+
+    result = Pipeline(p=Term(penalty, inputs=("x", "outputs")))(vector(), outputs=outputs)
+    result.total.backward()
+    assert seen[0] is outputs
+    assert_equal(outputs["logits"].grad, torch.ones(2))
+
+
+@pytest.mark.parametrize("track", [False, "norms"])
+@pytest.mark.parametrize(
+    "read", [lambda net: net.parameters(), lambda net: nn.ParameterList(net.parameters())]
+)
+def test_parameters_as_the_model_gives_them(read: Any, track: Any) -> None:
+    """A generator is read once for all terms, and counts as the list of what it holds."""
+    net = nn.Linear(2, 3).double()
+    terms = {"l1": Term(eq.l1, inputs="w"), "l2": Term(eq.l2, inputs="w")}
+    result = Pipeline(**terms)(w=read(net), track=track)
+    wanted = Pipeline(**terms)(w=list(net.parameters()), track=track)
+    assert_same_bits(result.total, wanted.total)
+    result.total.backward()
+    assert_close(net.weight.grad, 2 * net.weight + net.weight.sign())
+    if track:
+        assert_same_bits(result.gradients.total_norm, wanted.gradients.total_norm)
+
+
 def test_inputs_are_not_changed() -> None:
     """Neither values, nor gradients, nor the containers they came in."""
     x, parts = vector(), [vector(1.0), vector(2.0)]
@@ -314,6 +366,19 @@ def test_the_base_in_every_form(kind: str) -> None:
     assert result.total.dim() == 0
     assert_close(slope(result, hidden), 2 * (hidden - 1) + 0.5 * hidden.sign())
     assert list(result.terms) == ["l1"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_default_of_a_base_function_stays(compiled: bool) -> None:
+    """What is no input keeps its default; what is one is given."""
+    x, y = vector(), vector(4.0)
+    pipeline = Pipeline(l1=Term(eq.l1), l2=Term(eq.l2, inputs="y"))
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        return pipeline(x, y=y, base=lambda x, y=7.0, by=3.0: by * x.sum() * y.sum()).base
+
+    call = torch.compile(total, backend="eager", fullgraph=True) if compiled else total
+    assert_equal(call(x, y), 3.0 * 2.0 * 4.0)
 
 
 def test_a_base_that_is_no_function_of_the_inputs_still_counts() -> None:

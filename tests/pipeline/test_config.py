@@ -83,10 +83,18 @@ FAULTS: list[tuple[Any, str]] = [
     ({"a": {"penalty": "torch.nn.functional.nope"}}, r"a\.penalty: .* got 'torch\.nn\.functional"),
     ({"a": {"penalty": "l1", "wieght": 1}}, r"a\.wieght: .* Did you mean 'weight'\?"),
     ({"a": {"penalty": "l1", "weight": "high"}}, r"a\.weight: `weight` must be a finite number"),
+    ({"a": {"penalty": "l1", "weight": "1e-3"}}, r"a\.weight: .* Use 0\.001 or 1\.0e-3, say: YAML"),
+    (
+        {"a": {"penalty": "l1", "enabled": "no"}},
+        r"a\.enabled: `enabled` must be True or False, got",
+    ),
+    ({"a": {"penalty": "l1", "rescale": 1}}, r"a\.rescale: `rescale` must be True or False, got 1"),
+    ({"a": {"penalty": "l1", "options": ["scale"]}}, r"a\.options: `options` must be a mapping"),
+    ({"a": {"penalty": "l1", "inputs": 3}}, r"a\.inputs: `inputs` must be a name or a sequence"),
     ({"a": {"penalty": "l1", "weight": {"linaer": {}}}}, r"a\.weight: .* Did you mean 'linear'\?"),
     (
         {"a": {"penalty": "l1", "weight": {"linear": {"start": 0, "stop": 1}}}},
-        r"a\.weight: linear: .*'stop'",
+        r"a\.weight: `linear` takes .*'stop'",
     ),
     (
         {"a": {"penalty": "l1", "options": {"scael": 1}}},

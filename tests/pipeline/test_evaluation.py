@@ -28,9 +28,12 @@ READERS: dict[str, Read] = {
 }
 
 
+POINT = torch.tensor([3.0, -4.0], dtype=torch.float64)
+
+
 def point() -> Tensor:
     """(3, −4): Σ|x| = 7, Σx² = 25, ‖∇Σ|x|‖ = √2, ‖∇Σx²‖ = 10."""
-    return torch.tensor([3.0, -4.0], dtype=torch.float64, requires_grad=True)
+    return POINT.clone().requires_grad_()
 
 
 def custom(x: Tensor) -> tuple[Tensor, dict[str, Any]]:

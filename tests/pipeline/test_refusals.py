@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise import Pipeline, Term, schedules
+from equipoise import Pipeline, Term, schedules, tracking
 from tests.penalties.assertions import assert_equal
 
 Make = Callable[[], object]
@@ -35,6 +35,11 @@ class Narrow(nn.Module):
 
 
 TERMS = [
+    shows(
+        lambda: Term(nn.MSELoss, inputs=("a", "b")),
+        eq.InputTypeError,
+        r"`penalty` must be a module, got its class MSELoss\. Use `MSELoss\(\)`",
+    ),
     shows(lambda: Term("l1"), eq.InputTypeError, r"`penalty` must be callable, got str\. Use a"),
     shows(
         lambda: Term(eq.entropy, options={"mod": "bonus"}),
@@ -90,7 +95,7 @@ TERMS = [
             eq.OptionError,
             r"`every` must be a whole number of steps, at least 1, got .*\. Use 4, say",
         )
-        for every in (0, -1, 2.5, math.nan, "2", None)
+        for every in (0, -1, 2.5, math.nan, "2", None, True)
     ],
     *[
         shows(
@@ -107,6 +112,27 @@ TERMS = [
             r"`inputs` must be names that can be keywords, got .*\. Use 'hidden', say",
         )
         for name in ("", "a b", "1st", "a-b", 3, None)
+    ],
+    *[
+        shows(
+            lambda names=names: Term(eq.consistency, inputs=names),
+            eq.OptionError,
+            r"`inputs` must be a name or a sequence of names, .* got (set|int)\. Use \('teacher'",
+        )
+        for names in ({"a", "b"}, 3)
+    ],
+    shows(
+        lambda: Term(eq.l1, options=["scale"]),  # type: ignore[arg-type]
+        eq.OptionError,
+        r"`options` must be a mapping from names to values, got list\. Use \{'scale'",
+    ),
+    *[
+        shows(
+            lambda name=name: Term(eq.l1, **{name: "no"}),
+            eq.OptionError,
+            rf"`{name}` must be True or False, got 'no'\. Use one of them, without quotes",
+        )
+        for name in ("enabled", "differentiable", "rescale")
     ],
     shows(
         lambda: Term(eq.l1, inputs=()),
@@ -145,6 +171,16 @@ def named(name: str) -> Pipeline:
 
 
 PIPELINES = [
+    shows(
+        lambda: Pipeline([L1]),
+        eq.InputTypeError,
+        r"every term of a pipeline must have a name, got list without one\. Use `Pipeline\(spars",
+    ),
+    shows(
+        lambda: Pipeline(base=Term(eq.l1, every=2)),
+        eq.OptionError,
+        r"the base must be evaluated at every step, got every=2\. Use `every` on the other",
+    ),
     shows(
         lambda: Pipeline(l1=eq.l1),  # type: ignore[arg-type]
         eq.InputTypeError,
@@ -335,7 +371,7 @@ CALLS = [
     shows(
         lambda: TWO(X, base=lambda logits: logits.sum()),
         eq.InputError,
-        r"parameters must be named like inputs \(x\), got logits\. Use `lambda student, labels",
+        r"parameters must be named like inputs \(x\), got logits\. Use `lambda x: ",
     ),
     shows(
         lambda: TWO(X, base=lambda: 2 * X.sum()),
@@ -385,7 +421,46 @@ CALLS = [
     shows(
         lambda: returning(3.0)(X),
         eq.InputTypeError,
-        r"the term 'odd' must return a scalar tensor, or that and its metrics, got float\. Use `to",
+        r"must return a scalar tensor, or that and a mapping of metrics, got float\. Use a",
+    ),
+    *[
+        shows(
+            lambda returned=returned: returning(returned)(X),
+            eq.InputTypeError,
+            rf"must return a scalar tensor, or that and a mapping of metrics, got {types}\. Use a",
+        )
+        for returned, types in (
+            ((X.sum(), None), "Tensor, NoneType"),
+            ((X.sum(), X.sum()), "Tensor, Tensor"),
+            ((X.sum(), {}, 1), "Tensor, dict, int"),
+            ({"loss": X.sum()}, "dict"),
+            ((), "tuple"),
+        )
+    ],
+    shows(
+        lambda: returning((X.sum(), {"note": "text"}))(X),
+        eq.InputTypeError,
+        r"the term 'odd' must return numbers as metrics, got str as 'note'\. Use `float\(",
+    ),
+    shows(
+        lambda: returning((X.sum(), {"phase": torch.tensor(1j)}))(X),
+        eq.InputTypeError,
+        r"the term 'odd' must return a real number as metric 'phase', got torch\.complex64\. Use",
+    ),
+    shows(
+        lambda: returning((1j * X).sum())(X),
+        eq.InputTypeError,
+        r"the term 'odd' must return a real number, got torch\.complex64\. Use `\.abs\(\)`",
+    ),
+    shows(
+        lambda: TWO(X, options={"sparsity": 2.0}),  # type: ignore[dict-item]
+        eq.OptionError,
+        r"`options` must be a mapping from names to values, got float",
+    ),
+    shows(
+        lambda: TWO(X, track=tracking.every, step=5),
+        eq.OptionError,
+        r"`track` must be a level or a function of the step, got .*`track=tracking\.every\(100\)`",
     ),
     shows(
         lambda: returning(None)(X),

@@ -224,6 +224,28 @@ def test_shares_sum_to_one_and_gram_to_the_square_of_the_total(kind: str) -> Non
     assert shares.min() < 0 < shares.max()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_report_prints_as_a_table(level: str) -> None:
+    """Norms before and after the weight, shares where known, a dash where there is none."""
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    result = Pipeline(
+        right=Term(lambda x: 3 * x[0]),
+        up=Term(lambda x: 2 * x[1], weight=2.0),
+        off=Term(lambda x: x.sum(), differentiable=False),
+    )(x, track=level)
+    result.total.backward()
+    rows = [line.split() for line in str(result.gradients).splitlines()]
+    shares = [["share"], ["0.36"], ["0.64"], ["–"], []] if level == "gram" else [[]] * 5
+    assert rows == [
+        ["term", "before", "weight", "gradient", *shares[0]],
+        ["right", "3", "3", *shares[1]],
+        ["up", "2", "4", *shares[2]],
+        ["off", "–", "–", *shares[3]],
+        ["total", "5"],
+    ]
+    assert repr(result.gradients) == str(result.gradients)
+
+
 def test_inner_products_need_the_gradients_themselves() -> None:
     """A report of norms refuses what norms do not tell, and says how to get it."""
     result = two_terms()(ramp(), track="norms")
@@ -419,6 +441,31 @@ def test_double_backward_is_that_of_the_untracked_total(kind: str, track: str) -
     for plain, tracked in zip(*slopes, strict=True):
         assert_same_bits(tracked, plain)
         assert plain.abs().max() > 0
+
+
+@pytest.mark.parametrize("track", [False, *LEVELS])
+def test_a_gradient_penalty_is_a_term_like_any_other(track: Any) -> None:
+    """Its own differentiation inside is no backward pass: value, gradients and norms are right.
+
+    The critic's slope is 2wx a sample, so (‖2wx‖ − 1)² moves w, and x too.
+    """
+    w = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([[3.0, 4.0], [1.0, 0.5]], dtype=torch.float64, requires_grad=True)
+
+    def by_formula(w: Tensor, x: Tensor) -> Tensor:
+        return ((2 * w * x).norm(dim=1) - 1).square().mean()
+
+    penalty = partial(eq.gradient_penalty, lambda x: (w * x * x).sum(-1))
+    result = Pipeline(steep=Term(penalty, weight=0.5), l2=Term(eq.l2))(x, track=track)
+    assert_close(result.terms["steep"].value, by_formula(w, x))
+    slopes = torch.autograd.grad(by_formula(w, x), (w, x))
+    on_demand = result.gradients
+    result.total.backward()
+    assert_close(w.grad, 0.5 * slopes[0])
+    assert_close(x.grad, 0.5 * slopes[1] + 2 * x)
+    for report in (on_demand, result.gradients):
+        assert_norm(report["steep"].grad_norm, slopes[1].norm())
+        assert_norm(report["l2"].grad_norm, 2 * x.norm())
 
 
 def test_the_hessian_through_a_tracked_total_is_right() -> None:
@@ -896,7 +943,7 @@ def test_norms_make_no_tensor_of_the_size_of_an_input() -> None:
 def peak(track: Any) -> int:
     """The most memory that torch held at a time, in bytes, as its own allocator tells."""
     x = torch.linspace(-1, 1, N).requires_grad_()
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         result = large_pipeline()(x, track=track)
         result.total.backward()
     del result
@@ -958,7 +1005,8 @@ def test_norms_keep_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
         true(self, place, gradient)
 
     monkeypatch.setattr(Recorder, "_all_passed", noting)
-    large_pipeline()(torch.randn(1000, requires_grad=True), track="norms").total.backward()
+    result = large_pipeline()(torch.randn(1000, requires_grad=True), track="norms")
+    result.total.backward()
     assert [tensor.numel() for tensor in kept] == [1, 1, 1]
 
 

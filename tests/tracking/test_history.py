@@ -1,6 +1,7 @@
 """A history finds who moved the model, and what looks wrong."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -149,10 +150,91 @@ def test_a_norm_ten_times_its_median_has_exploded(last: float, found: set[tuple[
     assert kinds(history_of(norms(1, 1, 1, 1, last))) == found
 
 
+ZERO, RIGHT, LEFT = [0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]
+EVIDENCE: dict[str, tuple[dict[str, tuple[list[float], float]], float, dict[str, float]]] = {
+    "conflict": (
+        {"a": (RIGHT, 1.0), "b": (LEFT, 1.0)},
+        -0.1,
+        {"mean cosine": -1.0, "part of steps": 1.0},
+    ),
+    "dominated": (
+        {"a": ([200.0, 0.0], 1.0), "b": ([0.0, 1.0], 1.0)},
+        100.0,
+        {"mean norm": 1.0, "mean norm of a": 200.0},
+    ),
+    "empty": ({"a": (RIGHT, 1.0), "b": (ZERO, 1.0)}, 0.0, {"largest norm": 0.0, "mean value": 0.0}),
+    "exploding": (
+        {"a": ([math.inf, 0.0], 1.0)},
+        10.0,
+        {"last norm": math.inf, "median norm": 0.0},
+    ),
+    "weightless": ({"a": (RIGHT, 1.0), "b": (RIGHT, 0.0)}, 0.0, {"largest weight": 0.0}),
+}
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+def test_a_finding_comes_with_threshold_window_and_numbers(kind: str) -> None:
+    """All three are there to be looked at, and nothing else is found."""
+    step, threshold, evidence = EVIDENCE[kind]
+    (finding,) = history_of([step] * 4).findings()
+    assert (finding.kind, finding.threshold, finding.window) == (kind, threshold, 4)
+    assert finding.evidence == pytest.approx(evidence)
+
+
 @pytest.mark.parametrize("last", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_has_exploded(last: float) -> None:
     """NaN and inf count as exploding."""
     assert ("exploding", "a") in kinds(history_of(norms(1, 1, last)))
+
+
+@pytest.mark.parametrize("size", [math.nan, math.inf])
+def test_a_first_norm_that_is_not_finite_has_exploded(size: float) -> None:
+    """There is nothing to compare it with, and nothing is needed."""
+    assert kinds(history_of(norms(size))) == {("exploding", "a")}
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_nan_dominates_whatever_the_order(names: str) -> None:
+    """The term to look at is the one with NaN; among the others the dominated one is still found.
+
+    Comparisons with NaN are False both ways, so that a plain maximum depends on the order.
+    """
+    sizes = {"a": math.nan, "b": 1.0}
+    step = {name: ([sizes[name], 0.0], 1.0) for name in names}
+    step["c"] = ([1e-3, 0.0], 1.0)
+    history = history_of([step, step])
+    assert history.dominant() == "a"
+    assert ("dominated", "c") in kinds(history)
+    x = torch.ones(2, requires_grad=True)
+    terms = {name: Term(lambda x, size=sizes[name]: size * x.sum()) for name in names}
+    assert Pipeline(**terms)(x).gradients.dominant() == "a"
+
+
+def test_a_history_of_reasons_has_no_dominant_term() -> None:
+    """Where no term had a gradient, asking which dominated is an error that says so."""
+    history = tracking.History()
+    result = Pipeline(off=Term(eq.l1, differentiable=False))(
+        torch.ones(2, requires_grad=True), track=True
+    )
+    history.add(result)
+    with pytest.raises(eq.GradientError, match=r"no term had a gradient in these steps"):
+        history.dominant()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tracking.History(2.5), eq.OptionError, r"`window` must be a whole number, got"),
+        (lambda: tracking.History(0), eq.OptionError, r"`window` must be a finite number at least"),
+        (lambda: tracking.History().add("x"), eq.InputTypeError, r"`result` must be .* got str"),
+        (lambda: history_of(norms(1.0)).means(last=1.5), eq.OptionError, r"`last` must be a whole"),
+        (lambda: history_of(norms(1.0)).means(last=101), eq.OptionError, r"`last` .* at most 100"),
+    ],
+)
+def test_what_a_history_refuses(make: Any, error: type[Exception], message: str) -> None:
+    """Windows that are no whole number, and what is no evaluation."""
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_untracked_evaluations_are_passed_over() -> None:

@@ -1,5 +1,7 @@
 """Gradients with respect to parameters: one pass a term, and their sum trains."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,6 +119,21 @@ def test_a_part_of_the_model_leaves_the_rest_alone(model: Model) -> None:
     torch.testing.assert_close(report.total_norm, head.norm(), rtol=1e-12, atol=0)
 
 
+def test_a_part_of_the_model_costs_only_its_own_part(model: Model) -> None:
+    """For the head alone no gradient is computed further down, in any of the passes."""
+    passed = {"head": 0, "body": 0}
+    result = evaluated(model)
+    for name in passed:
+
+        def count(_: Tensor, name: str = name) -> None:
+            passed[name] += 1
+
+        getattr(model, name).weight.register_hook(count)
+    tracking.parameter_gradients(result, model.head.parameters(), set_grad=False)
+    # The base and the decay reach the head's weight; nothing may reach the body's.
+    assert passed == {"head": 2, "body": 0}
+
+
 def test_groups_are_reported_by_themselves(model: Model) -> None:
     """A mapping gives one row a group, and squared norms add up over the groups."""
     groups = {"body": model.body.parameters(), "head": model.head.parameters()}
@@ -184,3 +201,85 @@ def test_a_result_without_graph_is_refused(model: Model) -> None:
         result = evaluated(model)
     with pytest.raises(eq.GradientError, match=r"need a term with a graph, got none"):
         tracking.parameter_gradients(result, model.parameters())
+
+
+def test_signed_shares_are_compared_where_both_reports_have_them(model: Model) -> None:
+    """With inner products here and there, `deviations` is the distance of the signed shares."""
+    result = evaluated(model, track="gram")
+    inputs = result.gradients
+    report = tracking.parameter_gradients(
+        result, model.parameters(), level="gram", check_against=inputs
+    )
+    assert report.deviations is not None
+    assert set(report.deviations) == {"base", "activity", "decay"}
+    for name, deviation in report.deviations.items():
+        wanted = (report.shares[name] - inputs.shares[name]).abs()
+        torch.testing.assert_close(deviation, wanted, rtol=1e-12, atol=1e-15)
+    assert max(report.deviations.values()) > 0.01
+
+
+def test_reports_without_a_common_term_deviate_nowhere(model: Model) -> None:
+    """Nor does one without any gradient: there is nothing to compare."""
+    x = torch.ones(2, requires_grad=True)
+    other = Pipeline(off=Term(eq.l1, differentiable=False))(x).gradients
+    report = tracking.parameter_gradients(evaluated(model), model.parameters(), check_against=other)
+    assert report.deviations == {}
+
+
+def test_a_single_parameter_is_a_group(model: Model) -> None:
+    """A mapping from names to parameters, as a model has it, gives one row each."""
+    report = tracking.parameter_gradients(evaluated(model), dict(model.named_parameters()))
+    weight = model.head.weight
+    assert weight.grad is not None
+    torch.testing.assert_close(
+        report.by_input["head.weight"].total_norm, weight.grad.norm(), rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda m: [*m.parameters(), m.head.weight], r"hold each tensor once, got .* count twice"),
+        (
+            lambda m: {"all": m.parameters(), "head": m.head.parameters()},
+            r"in 'all' and again in 'head'\. .* Use groups that do not overlap",
+        ),
+        (lambda m: m.named_parameters(), r"must hold tensors, got tuple\. Use `model\.parameters"),
+        (lambda m: m, r"must hold tensors, got Model\. Use `model\.parameters\(\)`"),
+        (lambda m: [2 * m.head.weight], r"`parameters\[0\]` must be a leaf to have a `\.grad`"),
+    ],
+    ids=["twice", "overlap", "named", "module", "computed"],
+)
+def test_what_cannot_be_parameters_is_refused(model: Model, choose: Any, message: str) -> None:
+    """Nothing is differentiated, and no `.grad` set, where the parameters are wrong."""
+    result = evaluated(model)
+    with pytest.raises(eq.InputError, match=message):
+        tracking.parameter_gradients(result, choose(model))
+    assert not grads(model)
+    result.total.backward()  # the graph is whole
+
+
+def test_parameters_that_no_term_reaches_are_refused(model: Model) -> None:
+    """To train them would be to stand still in silence; to look at them is allowed."""
+    stranger = torch.ones(2, requires_grad=True)
+    with pytest.raises(eq.GradientError, match=r"got parameters that none of them reaches"):
+        tracking.parameter_gradients(evaluated(model), [stranger])
+    assert stranger.grad is None
+    report = tracking.parameter_gradients(evaluated(model), [stranger], set_grad=False)
+    assert set(report.errors.values()) == {"its value does not depend on these parameters"}
+
+
+def test_after_a_backward_pass_it_is_too_late(model: Model) -> None:
+    """The graph is gone: an error that says so and what to do, and no second addition."""
+    result = evaluated(model)
+    result.total.backward()
+    before = [g.clone() for g in grads(model)]
+    with pytest.raises(eq.GradientError, match=r"graph is gone .* Use `parameter_gradients` in"):
+        tracking.parameter_gradients(result, model.parameters())
+    torch.testing.assert_close(grads(model), before, rtol=0, atol=0)
+
+
+def test_an_unknown_level_is_refused(model: Model) -> None:
+    """The levels are those of `track=`, without the bools."""
+    with pytest.raises(eq.OptionError, match=r"`level` must be 'norms' or 'gram', got 'gam'"):
+        tracking.parameter_gradients(evaluated(model), model.parameters(), level="gam")  # type: ignore[arg-type]

@@ -90,6 +90,27 @@ def test_a_spike_survives_saving() -> None:
     assert other.state_dict()["previous"] == 40.0
 
 
+def test_policies_print_how_they_are_made() -> None:
+    """With the level that they track at."""
+    assert repr(tracking.every(100)) == "every(100, level='norms')"
+    assert repr(tracking.on_spike(2.5, level="gram")) == "on_spike(factor=2.5, level='gram')"
+    assert repr(tracking.History(7)) == "History(0 of 7 steps)"
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "3", None])
+def test_a_number_of_steps_is_whole_and_at_least_one(steps: object) -> None:
+    """Anything else is refused when the policy is made."""
+    with pytest.raises(eq.OptionError, match=r"`steps` must be a (finite|whole) number.*got"):
+        tracking.every(steps)  # type: ignore[arg-type]
+
+
+def test_an_unknown_level_is_refused_when_the_policy_is_made() -> None:
+    """Not at the step that tracks first."""
+    for make in (lambda: tracking.every(2, level="gam"), lambda: tracking.on_spike(level="gam")):  # type: ignore[arg-type]
+        with pytest.raises(eq.OptionError, match=r"`level` must be 'norms' or 'gram', got 'gam'"):
+            make()
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.0, float("nan")])
 def test_a_factor_that_is_no_rise_is_refused(factor: float) -> None:
     """The factor must be above 1."""

@@ -10,12 +10,20 @@ from torch import Tensor
 from equipoise._errors import (
     OptionError,
     check_choice,
+    check_dims,
     check_fits,
     check_number,
     check_tensor,
     names_its_options,
 )
-from equipoise._numerics import full_precision, pieces, reduce, select, vector_norm
+from equipoise._numerics import (
+    filled_as,
+    full_precision,
+    pieces,
+    reduce,
+    select,
+    vector_norm,
+)
 from equipoise._types import Dims, Reduction, Tensors
 
 
@@ -109,7 +117,7 @@ def _center(
         check_choice("center", center, ("mean",))
         return reduce(tensors, masks, reduction="mean")
     check_number("center", center)
-    return tensors[0].new_tensor(center)
+    return filled_as(tensors[0], center)
 
 
 def _square(y: Tensor, clip: float | None, clip_mode: str) -> Tensor:
@@ -182,6 +190,8 @@ def output_magnitude(
     check_choice("norm", norm, ("rms", "l2"))
     check_number("target", target)
     check_tensor("x", x)
+    if dim is not None:
+        check_dims("dim", dim, x.dim())
     x = full_precision(x)
     length = vector_norm(x, dim)
     if norm == "rms":

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._context import without_autocast
+from equipoise._context import as_distributed_as, without_autocast
 from equipoise._errors import (
     InputError,
     OptionError,
     check_choice,
     check_count,
+    check_dims,
     check_tensor,
     names_its_options,
 )
@@ -109,11 +110,7 @@ def _matrices(x: Tensor, axis: Axis | int, per_sample: bool) -> Tensor:
 
 def _row_dim(axis: Axis | int, dims: int) -> int:
     if isinstance(axis, int):
-        if not -dims <= axis < dims:
-            raise OptionError(
-                f"`axis` must be a dimension of the input, which has {dims}, got {axis}. "
-                f"Use a number from {-dims} to {dims - 1}."
-            )
+        check_dims("axis", axis, dims)
         return axis % dims
     check_choice("axis", axis, ("rows", "sequence", "vocabulary"))
     return dims - 1 if axis == "vocabulary" else dims - 2
@@ -125,6 +122,7 @@ def _sampled(rows: Tensor, number: int, generator: torch.Generator | None) -> Te
         return rows
     device = rows.device if generator is None else generator.device
     draw = torch.rand(samples, n, generator=generator, device=device).to(rows.device)
+    draw = as_distributed_as(rows, draw)
     chosen = draw.topk(number, dim=1).indices.unsqueeze(-1)
     return rows.gather(1, chosen.expand(samples, number, features))
 
@@ -163,7 +161,7 @@ def _spread(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
     """‖G‖² − (tr G)²/rank, the diagonal as a sum of squares so that nothing cancels."""
     wide = rows.shape[-2] <= rows.shape[-1]
     gram = rows @ rows.mT if wide else rows.mT @ rows
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    diagonal = rows.square().sum(-1 if wide else -2)
     counted = nonzero if wide else torch.ones_like(diagonal, dtype=torch.bool)
     size, rank = counted.sum(-1).clamp(min=1).to(rows.dtype), rank.clamp(min=1)
     trace = diagonal.sum(-1)
@@ -183,5 +181,6 @@ def _largest_deviation(rows: Tensor, rank: Tensor) -> Tensor:
         return rows.sum((-2, -1))
     squares = torch.linalg.eigvalsh(gram)  # ascending
     size = gram.shape[-1]
-    counted = torch.arange(size, device=rows.device) >= size - rank.unsqueeze(-1)
+    # Numbered by a sum of ones, and not `arange`, so that a distributed tensor gets its like.
+    counted = torch.ones_like(squares).cumsum(-1) > size - rank.unsqueeze(-1)
     return torch.where(counted, (squares - 1).abs(), 0.0).amax(-1)

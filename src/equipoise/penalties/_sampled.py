@@ -37,8 +37,8 @@ def sampled_kl(
     Both arguments are one tensor, or lists of tensors (one a sequence, of any lengths).
 
     *At the edge:* a token with ``logp = −inf`` cannot have been sampled and contributes 0 with
-    gradient 0; ``logq = −inf`` alone gives ``inf``. No token gives 0. NaN propagates, except under
-    the mask.
+    gradient 0; ``logq = −inf`` alone gives ``inf``, with ``gradient="k2"`` of slope 0. No token
+    gives 0. NaN propagates, except under the mask.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -69,14 +69,14 @@ def sampled_kl(
 
 
 def _estimate(log_ratio: Tensor, estimator: str, gradient: str) -> Tensor:
-    second = 0.5 * log_ratio.square()
+    if gradient == "k2":
+        value = _estimate(log_ratio.detach(), estimator, "same")
+        # Infinite ratios are left out before the square: 0 times its slope would be NaN.
+        second = 0.5 * torch.where(log_ratio.isinf(), 0.0, log_ratio).square()
+        # second − second is 0 with the gradient of second.
+        return value + (second - second.detach())
     if estimator == "k1":
-        value = -log_ratio
-    elif estimator == "k2":
-        value = second
-    else:
-        value = torch.expm1(log_ratio) - log_ratio
-    if gradient == "same":
-        return value
-    # second − second is 0 with the gradient of second; inf − inf would be NaN.
-    return value.detach() + torch.where(second.isfinite(), second - second.detach(), 0.0)
+        return -log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    return torch.expm1(log_ratio) - log_ratio

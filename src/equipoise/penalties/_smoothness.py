@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from equipoise._context import compiling, inside_transform
+from equipoise._context import as_distributed_as, compiling, inside_transform
 from equipoise._errors import (
     GradientError,
     InputError,
@@ -27,7 +27,7 @@ from equipoise._errors import (
     check_tensor,
     names_its_options,
 )
-from equipoise._numerics import full_precision, reduce, vector_norm
+from equipoise._numerics import filled_as, full_precision, reduce, vector_norm
 from equipoise._types import Reduction, ScalarFunction
 
 Norm = Literal["l2", "l1", "linf"]
@@ -139,12 +139,13 @@ def _epsilon(
     if epsilon is None:
         shape = (*x.shape[:1], *(1 for _ in x.shape[1:]))
         device = x.device if generator is None else generator.device
-        return torch.rand(shape, generator=generator, device=device).to(x)
+        drawn = torch.rand(shape, generator=generator, device=device)
+        return as_distributed_as(x, drawn.to(x.device, x.dtype))
     if isinstance(epsilon, Tensor):
         check_fits("epsilon", epsilon, x.shape)
-        return epsilon.to(x)
+        return epsilon.to(x.device, x.dtype)
     check_number("epsilon", epsilon)
-    return x.new_tensor(epsilon)
+    return filled_as(x, epsilon)
 
 
 def _input_gradient(fn: ScalarFunction, x: Tensor) -> Tensor:

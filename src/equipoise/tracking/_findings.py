@@ -100,17 +100,19 @@ def motionless(steps: Sequence[Step]) -> Iterator[Finding]:
 def dominated(steps: Sequence[Step]) -> Iterator[Finding]:
     """A term far below the largest one."""
     means = {name: mean(column(steps, "norms", name)) for name in terms(steps)}
-    largest = max(means, key=lambda name: means[name])
-    for name, size in means.items():
-        if size > 0 and means[largest] > DOMINATED * size:
-            factor = means[largest] / size
+    finite = {name: size for name, size in means.items() if math.isfinite(size)}
+    top = max(finite, key=lambda name: finite[name], default="")
+    for name, size in finite.items():
+        if size > 0 and finite[top] > DOMINATED * size:
             yield Finding(
                 kind="dominated",
                 term=name,
-                message=f"{factor:.3g}× below {largest} on average, and hardly moves the model",
+                message=(
+                    f"{finite[top] / size:.3g}× below {top} on average, and hardly moves the model"
+                ),
                 threshold=DOMINATED,
                 window=len(steps),
-                evidence={"mean norm": size, f"mean norm of {largest}": means[largest]},
+                evidence={"mean norm": size, f"mean norm of {top}": finite[top]},
             )
 
 
@@ -137,15 +139,10 @@ def exploding(steps: Sequence[Step]) -> Iterator[Finding]:
     """A term whose last norm is far above its median, or not finite."""
     for name in terms(steps):
         norms = column(steps, "norms", name)
-        finite = [norm for norm in norms if math.isfinite(norm)]
-        usual = median(finite)
-        # NaN is below no limit, and so counts as exploding.
-        if (
-            norms
-            and not norms[-1] <= EXPLODING * usual
-            and len(norms) > 1
-            and (usual or finite != norms)
-        ):
+        usual = median([norm for norm in norms if math.isfinite(norm)])
+        # One that is not finite has exploded, also in the first step. Of a finite one that can be
+        # said only where the others are not all 0.
+        if norms and (not math.isfinite(norms[-1]) or 0 < EXPLODING * usual < norms[-1]):
             yield Finding(
                 kind="exploding",
                 term=name,

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from equipoise._errors import GradientError, check_number
-from equipoise._evaluation import Evaluation, Number, on_host
+from equipoise._errors import GradientError, InputTypeError, check_count, check_number
+from equipoise._evaluation import Evaluation, Number
+from equipoise._gradients import largest
+from equipoise._host import on_host
 from equipoise.tracking._findings import Finding, Step, column, findings, mean, terms
 
 
@@ -37,10 +39,13 @@ class History:
     """
 
     def __init__(self, window: int = 100) -> None:
-        check_number("window", window, low=1)
+        check_count("window", window)
         self.window = window
         self._arriving: deque[dict[Any, Number]] = deque(maxlen=window)
         self._steps: deque[Step] = deque(maxlen=window)
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} of {self.window} steps)"
 
     def __len__(self) -> int:
         """How many steps are remembered."""
@@ -48,6 +53,11 @@ class History:
 
     def add(self, result: Evaluation) -> None:
         """Take note of a tracked evaluation, after its backward pass."""
+        if not isinstance(result, Evaluation):
+            raise InputTypeError(
+                f"`result` must be what a pipeline returned, got {type(result).__name__}. "
+                "Use `history.add(result)` with the whole evaluation."
+            )
         if result.has_report:
             self._arriving.append(_figures(result))
 
@@ -80,7 +90,12 @@ class History:
     def dominant(self, last: int | None = None) -> str:
         """The term with the largest mean weighted gradient norm over the last steps."""
         means = self.means(last)
-        return max(means, key=lambda name: means[name])
+        if not means:
+            raise GradientError(
+                "no term had a gradient in these steps, so that none dominated, got only reasons. "
+                "Use `result.gradients.errors` to read them."
+            )
+        return largest(means)
 
     def findings(self, last: int | None = None) -> list[Finding]:
         """What looks wrong over the last steps, each with threshold, window and numbers."""
@@ -93,7 +108,8 @@ class History:
 
     def _read(self, last: int | None) -> list[Step]:
         if last is not None:
-            check_number("last", last, low=1, high=self.window)
+            check_count("last", last)
+            check_number("last", last, high=self.window)
         arrived = on_host(
             {(i, *k): f for i, new in enumerate(self._arriving) for k, f in new.items()}
         )

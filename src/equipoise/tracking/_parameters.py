@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise._errors import GradientError, InputError
+from equipoise._errors import GradientError, InputError, InputTypeError, check_choice
 from equipoise._evaluation import Evaluation
 from equipoise._gradients import Gradients
 from equipoise._numerics import total_norm
 from equipoise._recorder import Figures, Level, Place, filled
 
-Parameters = Iterable[Tensor] | Mapping[str, Iterable[Tensor]]
+Parameters = Iterable[Tensor] | Mapping[str, Iterable[Tensor]] | Mapping[str, Tensor]
 
 
 def parameter_gradients(
@@ -39,9 +40,11 @@ def parameter_gradients(
     A mapping from names to parameters reports each group by itself in ``by_input``.
 
     ``check_against=result.gradients`` says in ``deviations`` how far each term's share at the
-    parameters is from its share at the inputs: whether the free report can be trusted here.
+    parameters is from its share at the inputs: whether the free report can be trusted here. With
+    inner products in both reports these are the signed shares, otherwise parts of all norms.
 
-    *At the edge:* a term without a gradient is reported with its reason. Terms are differentiated
+    *At the edge:* a term without a gradient is reported with its reason; that no term reaches any
+    of the parameters to be trained is an error. Terms are differentiated
     one after the other, so that with ``level="norms"`` two sets of gradients are held at a time;
     with ``"gram"`` one for each term. Under data parallelism the gradients are those of this
     process alone: use ``set_grad=False`` and ``backward``, which averages them.
@@ -56,7 +59,10 @@ def parameter_gradients(
         >>> report.weighted["l2"].item(), weight.grad
         (5.0, tensor([ 4., -5.]))
     """
+    check_choice("level", level, ("norms", "gram"))
     places = _places(parameters)
+    if set_grad:
+        _check_leaves(places)
     if result.tracked and set_grad:
         _ = result.gradients  # `metrics` will ask for it, and the graph it needs is about to go
     passes = _Passes(places, level)
@@ -70,6 +76,12 @@ def parameter_gradients(
     for name in differentiable:
         keep = not set_grad or name != differentiable[-1]
         passes.add(name, terms[name].contribution, keep_graph=keep)
+    if set_grad and not passes.reached:
+        raise GradientError(
+            "parameter gradients train what the terms depend on, got parameters that none of them "
+            "reaches (those of FSDP2 cannot be differentiated one term at a time). "
+            "Use the model's own parameters; or set_grad=False, and `result.total.backward()`."
+        )
     if set_grad:
         passes.accumulate(scale)
     errors = {name: reason for name in terms if (reason := _reason(name, result)) is not None}
@@ -88,22 +100,52 @@ def parameter_gradients(
 
 
 def _places(parameters: Parameters) -> dict[Place, Tensor]:
-    if isinstance(parameters, Mapping):
-        groups = {name: list(group) for name, group in parameters.items()}
-    else:
-        groups = {"parameters": list(parameters)}
+    named = parameters if isinstance(parameters, Mapping) else {"parameters": parameters}
+    groups = {name: _listed(name, group) for name, group in named.items()}
     places = {
         (name, i): tensor
         for name, group in groups.items()
         for i, tensor in enumerate(group)
         if tensor.requires_grad
     }
+    names: dict[int, str] = {}
+    for (name, _), tensor in places.items():
+        if id(tensor) in names:
+            raise InputError(
+                f"`parameters` must hold each tensor once, got one of shape {tuple(tensor.shape)} "
+                f"in {names[id(tensor)]!r} and again in {name!r}. Its gradient would count twice. "
+                "Use groups that do not overlap, or one call for each with set_grad=False."
+            )
+        names[id(tensor)] = name
     if not places:
         raise InputError(
             "`parameters` must hold tensors that require grad, got none. Use "
             "`list(model.parameters())`: a generator can be read only once."
         )
     return places
+
+
+def _listed(name: str, group: object) -> list[Tensor]:
+    """The tensors of one group; a single tensor is a group of its own."""
+    if isinstance(group, Tensor):
+        return [group]
+    tensors: list[Any] = list(group) if isinstance(group, Iterable) else [group]
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise InputTypeError(
+                f"`{name}` must hold tensors, got {type(tensor).__name__}. Use "
+                "`model.parameters()`, or `dict(model.named_parameters())` for a row each."
+            )
+    return tensors
+
+
+def _check_leaves(places: dict[Place, Tensor]) -> None:
+    for (name, i), tensor in places.items():
+        if not tensor.is_leaf:
+            raise InputError(
+                f"`{name}[{i}]` must be a leaf to have a `.grad`, got what an operation computed. "
+                "Use the parameters of the model; or set_grad=False, to look only."
+            )
 
 
 def _reason(name: str, result: Evaluation) -> str | None:
@@ -135,6 +177,12 @@ class _Passes:
                 allow_unused=True,
             )
         except RuntimeError as error:
+            if "second time" in str(error):
+                raise GradientError(
+                    "the graph is gone after a backward pass, and with it the way to the "
+                    "parameters. Use `parameter_gradients` in place of `backward()`, or before it "
+                    "with set_grad=False."
+                ) from error
             error.add_note(f"in the term {name!r}")
             raise
         for place, gradient in zip(self.places, gradients, strict=True):
@@ -168,7 +216,8 @@ class _Passes:
 
 
 def _compared(report: Gradients, other: Gradients) -> Gradients:
-    ours, theirs = _parts(report), _parts(other)
+    signed = report.grams is not None and other.grams is not None
+    ours, theirs = (r.shares if signed else _parts(r) for r in (report, other))
     return replace(
         report,
         deviations={name: (ours[name] - theirs[name]).abs() for name in ours if name in theirs},
@@ -178,5 +227,7 @@ def _compared(report: Gradients, other: Gradients) -> Gradients:
 def _parts(report: Gradients) -> dict[str, Tensor]:
     """Each term's norm as a part of the sum of all norms."""
     norms = {n: norm for n, norm in report.weighted.items() if norm is not None}
+    if not norms:
+        return {}
     together = torch.stack([*norms.values()]).sum()
     return {name: norm / together for name, norm in norms.items()}

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise._errors import OptionError, check_number
+from equipoise._errors import OptionError, check_choice, check_count, check_number
 from equipoise._recorder import Level
 
 
@@ -20,6 +20,9 @@ class Every:
 
     steps: int
     level: Level
+
+    def __repr__(self) -> str:
+        return f"every({self.steps}, level={self.level!r})"
 
     def __call__(self, step: int | None) -> Level | Literal[False]:
         """The level at this step."""
@@ -42,7 +45,8 @@ def every(steps: int, *, level: Level = "norms") -> Every:
         >>> when(0), when(50), when(200)
         ('norms', False, 'norms')
     """
-    check_number("steps", steps, low=1)
+    check_count("steps", steps)
+    check_choice("level", level, ("norms", "gram"))
     return Every(steps, level)
 
 
@@ -75,6 +79,9 @@ class OnSpike:
             self._take(float(self._arriving.popleft()[0]))
         spiked, self._spiked = self._spiked, False
         return self.level if spiked else False
+
+    def __repr__(self) -> str:
+        return f"on_spike(factor={self.factor:g}, level={self.level!r})"
 
     def observe(self, total: Tensor) -> None:
         """Send the total on its way to the host; the pipeline calls this."""
@@ -125,4 +132,5 @@ def on_spike(factor: float = 2.0, *, level: Level = "norms") -> OnSpike:
         ('norms', False)
     """
     check_number("factor", factor, above=1.0)
+    check_choice("level", level, ("norms", "gram"))
     return OnSpike(factor, level)

@@ -1,0 +1,216 @@
+"""A pipeline as one compiled function: values, figures and the summed gradient in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from equipoise._ahead import Ahead, emptied, handed_over
+from equipoise._one_pass import Found, Piece, compiled
+from equipoise._probes import tensors_in
+from equipoise._recorder import BASE, Figures, Level, Place
+
+if TYPE_CHECKING:
+    from equipoise._run import Call
+
+MOST = 32
+"""So many functions one pipeline compiles. One that needs more has options that always change."""
+TRIES = 2
+"""So often a function may fail: the first time it may have been the user's mistake."""
+SIMPLE = (bool, int, float, str, type(None))
+"""What options and inputs may hold beside tensors."""
+
+
+@dataclass(eq=False)
+class Compiler:
+    """The functions compiled for a pipeline and its edited copies, by what tells them apart."""
+
+    functions: dict[Hashable, Callable[..., Found]] = field(default_factory=dict)
+    failures: dict[Hashable, int] = field(default_factory=dict)
+    # What a key names by its identity, so that nothing else takes its place in memory.
+    held: list[object] = field(default_factory=list)
+    numbers: tuple[Hashable, Tensor] | None = None
+
+    def take(
+        self, calls: Mapping[str, Call], inputs: Mapping[str, Any], level: Level | None
+    ) -> Ahead | None:
+        """Evaluate all terms at once; or say why not, and leave them to the plain definition."""
+        moving = {
+            (name, i): x for name, given in inputs.items() for i, x in enumerate(tensors_in(given))
+        }
+        reason = _refusal(calls, inputs, moving)
+        if reason is None:
+            key = _key(calls, inputs, moving, level)
+            if self.failures.get(key, 0) >= TRIES:
+                reason = "an earlier attempt failed"
+            elif key not in self.functions and len(self.functions) >= MOST:
+                reason = f"{MOST} variants of this pipeline have been compiled already"
+        if reason is not None:
+            handed_over(reason)
+            return None
+        return self._evaluated(key, calls, inputs, moving, level)
+
+    def _evaluated(
+        self,
+        key: Hashable,
+        calls: Mapping[str, Call],
+        inputs: Mapping[str, Any],
+        moving: Mapping[Place, Tensor],
+        level: Level | None,
+    ) -> Ahead | None:
+        tensors: list[Tensor] = []
+        numbers: list[float] = []
+        emptied(list(moving.values()), tensors)  # first, so that a place's number is its own
+        data = emptied(dict(inputs), tensors)
+        pieces = [_piece(call, tensors, numbers) for call in calls.values()]
+        if key not in self.functions:
+            self.held += [(call.term.penalty, call.options) for call in calls.values()]
+            self.functions[key] = compiled(pieces, data, list(moving), level)
+            self.failures[key] = 0
+        state = torch.get_rng_state() if self.failures[key] == 0 else None
+        try:
+            found = self.functions[key](
+                [x.detach() for x in tensors], self._on(tensors[0].device, numbers)
+            )
+            reason = _unfit(found, state)
+        except Exception as error:  # noqa: BLE001 -- the plain definition raises it, or succeeds
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+        if reason is not None:
+            self.failures[key] += 1
+            handed_over(reason)
+            return None
+        return _ahead(found, list(calls), list(moving), level)
+
+    def _on(self, device: torch.device, numbers: list[float]) -> Tensor:
+        """The weights that are numbers as one tensor; constant ones are sent only once."""
+        key = (device, *numbers)
+        if self.numbers is None or self.numbers[0] != key:
+            wide = torch.float32 if device.type == "mps" else torch.float64
+            host = torch.tensor(numbers, dtype=wide, pin_memory=device.type == "cuda")
+            self.numbers = (key, host.to(device, non_blocking=True))
+        return self.numbers[1]
+
+
+def _refusal(
+    calls: Mapping[str, Call], inputs: Mapping[str, Any], moving: Mapping[Place, Tensor]
+) -> str | None:
+    """Why these terms cannot be compiled, if that can be told at once."""
+    if not moving:
+        return "no input requires grad"
+    if all(not call.term.differentiable for call in calls.values()):
+        return "no term is differentiable"
+    for name, call in calls.items():
+        if call.term.nan_policy != "propagate":
+            return f"{name!r} has a nan_policy"
+        if isinstance(call.weight, Tensor) and call.weight.requires_grad:
+            return f"the weight of {name!r} is differentiable"
+        if _leaves(call.options, lambda x: isinstance(x, Tensor) and x.requires_grad):
+            return f"an option of {name!r} is differentiable"
+    strange = _leaves([dict(inputs), *(dict(c.options) for c in calls.values())], _is_strange)
+    if strange:
+        return f"an input or option is of the type {type(strange[0]).__name__}"
+    for x in moving.values():
+        if x.dtype == torch.float16:
+            return "a float16 gradient can be scaled only before it is rounded"
+        if forward_ad.unpack_dual(x).tangent is not None:
+            return "an input has a forward derivative"
+    return None
+
+
+def _leaves(data: Any, where: Callable[[object], bool]) -> list[Tensor]:  # noqa: ANN401
+    return tensors_in(data if not isinstance(data, Mapping) else dict(data), where=where)
+
+
+def _is_strange(x: object) -> bool:
+    if type(x) not in (Tensor, torch.nn.Parameter):
+        return not isinstance(x, SIMPLE)
+    tensor: Tensor = x  # type: ignore[assignment]
+    return tensor.is_complex() or tensor.layout != torch.strided or tensor.is_nested
+
+
+def _key(
+    calls: Mapping[str, Call],
+    inputs: Mapping[str, Any],
+    moving: Mapping[Place, Tensor],
+    level: Level | None,
+) -> Hashable:
+    """All that a compiled function takes for constant, but for what the compiler itself guards."""
+    places: list[Tensor] = []
+    emptied(list(moving.values()), places)
+    terms = tuple(
+        (name, _identity(call.term.penalty), call.keys, call.term.differentiable, *_form(call))
+        for name, call in calls.items()
+    )
+    form = repr(emptied(dict(inputs), places))
+    return terms, form, tuple(moving), level
+
+
+def _form(call: Call) -> tuple[Hashable, ...]:
+    kind = "tensor" if isinstance(call.weight, Tensor) else "number"
+    return kind, repr(emptied(dict(call.options), []))
+
+
+def _identity(function: Callable[..., Any]) -> Hashable:
+    """The same for a lambda that is made anew in every step out of the same things."""
+    code = getattr(function, "__code__", None)
+    if code is None or not hasattr(function, "__globals__"):
+        return id(function)
+    cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
+    defaults = (id(function.__globals__), id(function.__defaults__), id(function.__kwdefaults__))
+    return code, cells, defaults
+
+
+def _piece(call: Call, tensors: list[Tensor], numbers: list[float]) -> Piece:
+    weight: Any = call.weight
+    if isinstance(weight, Tensor):
+        weight = emptied(weight, tensors)
+    else:
+        numbers.append(float(weight))
+        weight = len(numbers) - 1
+    return Piece(call, call.keys, emptied(dict(call.options), tensors), weight)
+
+
+def _unfit(found: Found, state: Tensor | None) -> str | None:
+    """Why what was found must not be used."""
+    if any(x.requires_grad for x in (found.total, *found.values)):
+        return "a term reads a tensor that requires grad and is no input of the pipeline"
+    if state is not None and not torch.equal(state, torch.get_rng_state()):
+        torch.set_rng_state(state)
+        return "a term draws random numbers"
+    if all(found.errors):
+        return "no term has a gradient"
+    return None
+
+
+def _ahead(
+    found: Found, names: Sequence[str], places: Sequence[Place], level: Level | None
+) -> Ahead:
+    measured: dict[Place, Figures] = {}
+    if level is not None:
+        for place, named, squares, gram in zip(
+            places, found.measured, found.squares, found.grams, strict=True
+        ):
+            measured[place] = Figures(tuple(named), squares, gram)
+    return Ahead(
+        total=found.total,
+        penalty=None if names == [BASE] else found.penalty,
+        values=dict(zip(names, found.values, strict=True)),
+        contributions=dict(zip(names, found.contributions, strict=True)),
+        gradients={p: g for p, g in zip(places, found.gradients, strict=True) if g is not None},
+        metrics=dict(zip(names, found.metrics, strict=True)),
+        errors=dict(zip(names, found.errors, strict=True)),
+        figures=measured,
+        scale=_scaled,
+    )
+
+
+def _scaled(gradient: Tensor, by: Tensor) -> Tensor:
+    # On the CPU a look at the number costs nothing, and nearly always it is 1.
+    if by.device.type == "cpu" and by.item() == 1:
+        return gradient
+    return gradient.mul_(by.to(gradient.dtype))
