@@ -45,6 +45,9 @@ def divergence(
     terms = _gap(p, d, q, exact=log_q == held) if normalized else p * d
     possible = log_p > LOG_ZERO
     rows = terms.masked_fill((held <= LOG_ZERO) & possible, torch.inf).sum(-1)
+    if normalized and floor is not None:
+        # A row of q in which nothing is possible sums to 0: there q − p does not cancel.
+        rows = rows + (log_q <= LOG_ZERO).all(-1).to(rows.dtype)
     # In a row where nothing is possible p sums to 0 and not to 1: there is nothing to compare.
     return torch.where(possible.any(-1) | rows.isnan(), rows, 0.0) if normalized else rows
 

@@ -134,7 +134,7 @@ def _value(rows: Tensor, mode: Mode, normalize: bool, reduction: str) -> Tensor:
     n = nonzero.sum(-1).to(rows.dtype)
     rank = n.clamp(max=rows.shape[-1])
     if mode == "srip":
-        per_sample, entries = _largest_deviation(rows, rank), torch.ones_like(n)
+        per_sample, entries = _largest_deviation(rows, nonzero, rank), torch.ones_like(n)
     elif mode == "spectral":
         per_sample, entries = _spread(rows, nonzero, rank), rank
     else:
@@ -174,8 +174,10 @@ def _spread(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
     )
 
 
-def _largest_deviation(rows: Tensor, rank: Tensor) -> Tensor:
+def _largest_deviation(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
     """max |σ² − 1| over the ``rank`` largest singular values."""
+    # A zero row has no part in any singular vector, but rounding gives it one: it gets gradient 0.
+    rows = torch.where(nonzero.unsqueeze(-1), rows, 0.0)
     gram = rows @ rows.mT if rows.shape[-2] <= rows.shape[-1] else rows.mT @ rows
     if gram.numel() == 0:
         return rows.sum((-2, -1))

@@ -57,7 +57,7 @@ def adaptive_clip(
         >>> grads[0].norm(dim=1)
         tensor([5.0000e-01, 1.0000e-04])
     """
-    amounts = Amounts(factor=factor, eps=eps)
+    amounts = Amounts(0.0, factor=factor, eps=eps)
     check_choice("per", per, ("unit", "tensor"))
     check_policy(nonfinite)
     whole = per == "tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ STEP = "step"
 class Amounts:
     """The numbers of one transform, checked when it is built, and again at every step."""
 
-    def __init__(self, **amounts: Amount) -> None:
+    def __init__(self, least: float = -math.inf, /, **amounts: Amount) -> None:
+        self.least = least
         self.amounts = amounts
         for name, amount in amounts.items():
             if not callable(amount):
-                check_number(name, amount)
+                check_number(name, amount, low=least)
 
     @property
     def scheduled(self) -> bool:
@@ -39,16 +41,17 @@ class Amounts:
         if not self.scheduled:
             return list(self.amounts.values()), {}  # type: ignore[arg-type]
         step = int(state[STEP])
-        return [_value(n, a, step) for n, a in self.amounts.items()], {STEP: state[STEP] + 1}
+        now = [_value(n, a, step, self.least) for n, a in self.amounts.items()]
+        return now, {STEP: state[STEP] + 1}
 
     def __str__(self) -> str:
         return ", ".join(_written(amount) for amount in self.amounts.values())
 
 
-def _value(name: str, amount: Amount, step: int) -> float:
+def _value(name: str, amount: Amount, step: int, least: float) -> float:
     value = amount(step) if callable(amount) else amount
     try:
-        check_number(name, value)
+        check_number(name, value, low=least)
     except OptionError as error:
         error.add_note(f"from the schedule {_written(amount)} at step {step}")
         raise

@@ -176,9 +176,9 @@ class Handle:
 
         def wrapped() -> Any:  # noqa: ANN401
             nonlocal calls
+            self._give_back()  # so that the closure finds what it left: to zero it, or to add to it
             with torch.enable_grad():
                 loss = closure()
-            self._give_back()
             self._run(first_of_step=calls == 0)
             calls += 1
             return loss
@@ -201,7 +201,7 @@ class Handle:
         found_inf = self._unscaled(params)
         leaves = Leaves.of([p.grad for p in params], params, owned=True, names=self._name)
         leaves.rate = self._rate
-        leaves.first_of_step = first_of_step
+        leaves.first_of_step, leaves.excused = first_of_step, found_inf
         state = apply_to(self._chain, leaves, self.state)
         names = guilty(leaves.checks)
         _put(params, leaves.finished())
@@ -265,7 +265,7 @@ def _put(params: Sequence[Tensor], grads: Sequence[Gradient]) -> None:
 
 def _unwrapped(optimizer: Any) -> Optimizer:  # noqa: ANN401
     inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer):
+    if isinstance(inner, Optimizer) or hasattr(inner, "optimizer"):
         return _unwrapped(inner)
     if not isinstance(optimizer, Optimizer):
         raise InputTypeError(

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise._errors import check_choice, check_number
+from equipoise._errors import check_choice
 from equipoise._numerics import real_entries
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves
-from equipoise.transforms._lists import wide
+from equipoise.transforms._lists import by_kind, wide
 from equipoise.transforms._rank import ranked
 from equipoise.transforms._transform import (
     RECORDED,
@@ -42,10 +42,13 @@ def clip_by_value(low: Amount, high: Amount) -> GradientTransform:
 
     def apply(leaves: Leaves, state: State) -> State:
         (floor, ceiling), state = amounts.at(state)
-        real = [real_entries(tensor) for tensor in leaves.write()]
-        if real:
-            torch._foreach_clamp_min_(real, floor)
-            torch._foreach_clamp_max_(real, ceiling)
+        tensors = leaves.write()
+        for (_, dtype), places in by_kind(tensors).items():
+            real = [real_entries(tensors[i]) for i in places]
+            # A limit that the type cannot hold is one that it cannot reach.
+            most = torch.finfo(dtype).max
+            torch._foreach_clamp_min_(real, min(max(floor, -most), most))
+            torch._foreach_clamp_max_(real, min(max(ceiling, -most), most))
         return state
 
     return in_place(f"clip_by_value({amounts})", amounts.init, apply)
@@ -77,7 +80,7 @@ def clip_by_percentile(
         [tensor([ 1., -2.,  2., -2.])]
     """
     check_choice("scope", scope, ("global", "tensor"))
-    amounts = Amounts(percent=percent)
+    amounts = Amounts(0.0, percent=percent)
 
     def init(params: Sequence[Tensor]) -> State:
         none = {RECORDED: {"bound": no_figure(params)}} if scope == "global" else {}
@@ -85,7 +88,6 @@ def clip_by_percentile(
 
     def apply(leaves: Leaves, state: State) -> State:
         (part,), new = amounts.at(state)
-        check_number("percent", part, low=0.0)
         real = [real_entries(tensor) for tensor in leaves.read()]
         splits = [() if shard is None else shard.everywhere for shard in leaves.shards]
         sizes = [_entries(original) for original in leaves.originals]

@@ -45,7 +45,6 @@ def masked(transform: GradientTransform, where: Where) -> GradientTransform:
     check_transform("transform", transform)
 
     def init(params: Sequence[Tensor]) -> State:
-        params = list(params)
         state: State = transform.init([params[i] for i in _chosen(where, params)])
         return state
 
@@ -88,7 +87,6 @@ def partition(transforms: Mapping[str, GradientTransform], labels: Labels) -> Gr
         )
 
     def init(params: Sequence[Tensor]) -> State:
-        params = list(params)
         groups = _groups(labels, params, transforms)
         return {n: t.init([params[i] for i in groups[n]]) for n, t in transforms.items()}
 

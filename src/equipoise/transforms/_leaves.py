@@ -41,6 +41,8 @@ class Leaves:
     """The optimizer's learning rate for a parameter, where there is an optimizer."""
     first_of_step: bool = True
     """False where an optimizer asks for its gradients again within one step."""
+    excused: Tensor | None = None
+    """Not 0 where a gradient scaler has found inf, and skips the step itself."""
     checks: list[Check] = field(default_factory=list)
     weight_changes: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done to the weights, unless the step is skipped."""
@@ -198,6 +200,7 @@ class Leaves:
             names=lambda i: self.names(chosen[i]),
             rate=None if self.rate is None else lambda i: self.rate(chosen[i]),  # type: ignore[misc]
             first_of_step=self.first_of_step,
+            excused=self.excused,
             checks=self.checks,
             weight_changes=self.weight_changes,
             writable=True,
@@ -233,7 +236,11 @@ class Leaves:
 
 def _plain(grad: Tensor) -> bool:
     """Whether this is what it looks like: dense, all here, and as it stands in memory."""
-    return type(grad) is Tensor and grad.layout is torch.strided and not (grad.is_complex() and grad.is_conj())
+    return (
+        type(grad) is Tensor
+        and grad.layout is torch.strided
+        and not (grad.is_complex() and grad.is_conj())
+    )
 
 
 def _by_number(i: int) -> str:

@@ -221,14 +221,10 @@ def batches(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
 
 def rescale(tensors: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply all tensors by one number, in place."""
-    if looking_is_free(factor.device):
-        value = factor.item()
-        if value == 1.0:
-            return
-        for places in by_kind(tensors).values():
-            torch._foreach_mul_([tensors[i] for i in places], value)
+    if looking_is_free(factor.device) and factor.item() == 1.0:
         return
     for (device, dtype), places in by_kind(tensors).items():
+        # As a tensor: a Python number would first be rounded to half precision.
         there = factor.to(device, _for_product(dtype))
         torch._foreach_mul_([tensors[i] for i in places], there)
 
@@ -236,11 +232,8 @@ def rescale(tensors: Sequence[Tensor], factor: Tensor) -> None:
 def rescale_each(tensors: Sequence[Tensor], factors: Tensor) -> None:
     """Multiply each tensor by a number of its own, in place."""
     if looking_is_free(factors.device):
-        values = factors.tolist()
-        changed = [(t, v) for t, v in zip(tensors, values, strict=True) if v != 1.0]
-        if changed:
-            torch._foreach_mul_([t for t, _ in changed], [v for _, v in changed])
-        return
+        changed = (factors != 1.0).nonzero().flatten().tolist()
+        tensors, factors = [tensors[i] for i in changed], factors[changed]
     for (device, dtype), places in by_kind(tensors).items():
         numbers = [*factors.to(device, _for_product(dtype)).unbind()]
         torch._foreach_mul_([tensors[i] for i in places], [numbers[i] for i in places])

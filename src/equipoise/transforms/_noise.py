@@ -34,7 +34,7 @@ def add_noise(variance: Amount = 0.01, decay: float = 0.55, *, seed: int = 0) ->
         >>> round(grads[0].std().item(), 2), state["step"].item()
         (0.2, 1)
     """
-    amounts = Amounts(variance=variance)
+    amounts = Amounts(0.0, variance=variance)
     check_number("decay", decay)
     check_count("seed", seed, low=0)
 
@@ -45,7 +45,6 @@ def add_noise(variance: Amount = 0.01, decay: float = 0.55, *, seed: int = 0) ->
         leaves.params("add_noise")  # refuses sparse gradients
         step = int(state[STEP])
         (now,), _ = amounts.at(state)
-        check_number("variance", now, low=0.0)
         deviation = (now / (1 + step) ** decay) ** 0.5
         _draw(leaves, seed, step, deviation)
         return {STEP: state[STEP] + 1}

@@ -53,7 +53,8 @@ def _bad(leaves: Leaves) -> Tensor:
     """Which leaves hold NaN or inf. Their lengths tell, for the square of no entry overflows."""
     if _surely_finite(leaves):
         return torch.zeros(len(leaves), dtype=torch.bool)
-    return ~leaves.norms.squares().isfinite()
+    bad = ~leaves.norms.squares().isfinite()
+    return bad if leaves.excused is None else bad & (leaves.excused.to(bad.device) == 0)
 
 
 def _finite_entries(x: Tensor) -> None:

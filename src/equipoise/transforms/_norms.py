@@ -119,7 +119,8 @@ class Norms:
             if self.units is not None:
                 parts = self.units / self.units.amax()
                 self.known_total = (self.squares() * parts.square()).sum()
-            elif self.known_each is not None or not self.free:
+            elif self.known_each is not None or not self.free or any(self.splits):
+                # The next link may need each of them; so one reduction over processes is enough.
                 self.known_total = self.squares().sum()
             else:
                 self.known_total = self._added(total_square)
@@ -141,15 +142,20 @@ class Norms:
     def factor(self, limit: Tensor | float) -> Tensor:
         """``min(1, limit/‖g‖)`` for all leaves together, the branch taken on exact squares.
 
-        1 also where the length is not finite: what is wrong in one leaf does not spread.
+        1 also where the length is not finite: what is wrong in one leaf does not spread. A limit
+        that was measured itself, a tensor, is compared with what is measured.
         """
         square = self.total()
+        if isinstance(limit, Tensor):
+            length = self.together()
+            longer = (length > limit) & length.isfinite()
+            return torch.where(longer, limit / torch.where(longer, length, 1.0), 1.0)
         m = self._over(limit, self.unit)
         if self.free and _near(square, m).item():
             square = self.known_total = self._added(exact_total_square)
         return _factor(square, m)
 
-    def factors(self, limit: Tensor | float) -> Tensor:
+    def factors(self, limit: float) -> Tensor:
         """The same for each leaf by itself."""
         squares = self.squares()
         m = self._over(limit, self.units)
@@ -161,11 +167,10 @@ class Norms:
                 squares[i] = add_over_splits([exact], [self.splits[i]])[0]
         return _factor(squares, m)
 
-    def _over(self, limit: Tensor | float, unit: Tensor | None) -> Tensor:
+    def _over(self, limit: float, unit: Tensor | None) -> Tensor:
         device = self.read()[0].device if self.splits else torch.device("cpu")
-        if not isinstance(limit, Tensor):  # filled in there: to copy it would wait for the device
-            limit = torch.full((), limit, dtype=wide(device), device=device)
-        m = limit.to(device, wide(device)).abs()
+        # Filled in there: to copy it would wait for the device.
+        m = torch.full((), abs(limit), dtype=wide(device), device=device)
         return m if unit is None else m / unit
 
     def scaled(self, by: Tensor) -> Norms:

@@ -43,7 +43,10 @@ def chosen_by(which: Tensor, yes: Any, no: Any) -> Any:  # noqa: ANN401
         return torch.where(which.to(yes.device), yes, no.to(yes)).reshape(yes.shape)
     if isinstance(yes, Mapping) and isinstance(no, Mapping):
         return {key: chosen_by(which, yes[key], no[key]) for key in yes}
-    return yes
+    if isinstance(yes, list | tuple) and len(yes) == len(no):
+        return type(yes)(chosen_by(which, one, other) for one, other in zip(yes, no, strict=True))
+    # Only plain data that has changed needs the answer now.
+    return yes if yes is no or yes == no or which.item() else no
 
 
 def _keys(state: Mapping[str, Any]) -> str:

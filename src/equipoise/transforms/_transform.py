@@ -82,7 +82,7 @@ class InPlace:
 
 def in_place(text: str, init: Init, apply: Apply, *, label: str = "") -> GradientTransform:
     """A transform from what it does to leaves."""
-    return GradientTransform(init, InPlace(apply), text, label)
+    return GradientTransform(lambda params: init(list(params)), InPlace(apply), text, label)
 
 
 def apply_to(transform: GradientTransform, leaves: Leaves, state: State) -> State:
@@ -137,7 +137,6 @@ def chain(*transforms: GradientTransform) -> GradientTransform:
     labels = list(_labels(transforms))
 
     def init(params: Sequence[Tensor]) -> State:
-        params = list(params)
         return {label: t.init(params) for label, t in zip(labels, transforms, strict=True)}
 
     def apply(leaves: Leaves, state: State) -> State:
@@ -152,11 +151,15 @@ def chain(*transforms: GradientTransform) -> GradientTransform:
 
 def _labels(transforms: Sequence[GradientTransform]) -> Iterator[str]:
     """A short name for each link, unique in the chain: what its figures are called."""
-    used: dict[str, int] = {}
+    used: set[str] = set()
     for transform in transforms:
-        label = transform.label or str(transform).partition("(")[0]
-        used[label] = used.get(label, 0) + 1
-        yield label if used[label] == 1 else f"{label}_{used[label]}"
+        word = label = transform.label or str(transform).partition("(")[0]
+        number = 1
+        while label in used:
+            number += 1
+            label = f"{word}_{number}"
+        used.add(label)
+        yield label
 
 
 def recorded(state: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
@@ -176,7 +179,7 @@ def recorded(state: Mapping[str, Any], path: str = "") -> dict[str, Tensor]:
     """
     figures: dict[str, Tensor] = {}
     for key, value in state.items():
-        if key == RECORDED:
+        if key == RECORDED and all(isinstance(figure, Tensor) for figure in value.values()):
             figures.update({f"{path}/{name}".strip("/"): f for name, f in value.items()})
         elif isinstance(value, Mapping):
             figures.update(recorded(value, f"{path}/{key}"))
@@ -194,10 +197,13 @@ def check_transform(name: str, value: object) -> None:
 
 def check_lists(grads: Sequence[Gradient] | Tensor, params: Sequence[Tensor] | Tensor) -> None:
     """Refuse gradients that are not those of the parameters."""
-    if isinstance(grads, Tensor) or isinstance(params, Tensor):
-        raise InputTypeError(
-            "`grads` and `params` must be lists of tensors, got a tensor. Use `[tensor]`."
-        )
+    for given in (grads, params):
+        if isinstance(given, Tensor) or not hasattr(given, "__len__"):
+            got = "a tensor" if isinstance(given, Tensor) else type(given).__name__
+            raise InputTypeError(
+                f"`grads` and `params` must be lists of tensors, got {got}. "
+                "Use `[tensor]`, or `list(model.parameters())`."
+            )
     if len(grads) != len(params):
         raise InputError(
             f"`grads` must hold one gradient or None for each of the {len(params)} parameters, "

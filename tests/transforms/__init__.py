@@ -1,0 +1,1 @@
+"""What gradient transforms promise, by themselves and on real optimizers."""
