@@ -12,12 +12,13 @@ REBUILD := $(if $(shell $(SETUP) healthy),,rebuild)
 DEMO_ENV := $(if $(wildcard .venv/.dev),.venv/.dev,.venv/.demo)
 
 .NOTPARALLEL:
-.PHONY: help demo test check bench docs clean rebuild
+.PHONY: help demo test check spec bench docs clean rebuild
 
 help:
 	@echo "make demo    train a small model with several penalties, and see which one moved it"
 	@echo "make test    run the whole test suite"
 	@echo "make check   style, format, types, doctests and the tests of the house"
+	@echo "make spec    prove, and check the code against, the exact definitions"
 	@echo "make bench   measure speed, memory and accuracy"
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, caches and everything built"
@@ -43,6 +44,12 @@ check: .venv/.dev
 	@$(PY) -m pytest -q --doctest-modules src
 	@echo "== house"
 	@$(ONE_THREAD) $(PY) -m pytest -q -n auto tests/house
+
+spec: .venv/.dev
+	@echo "== claims"
+	@$(PY) -m equipoise.spec
+	@echo "== agreement"
+	@$(ONE_THREAD) $(PY) -m pytest -q -n auto tests/spec
 
 bench: .venv/.dev
 	@$(PY) -m benchmarks

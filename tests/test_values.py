@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
+from equipoise import transforms
+from equipoise.transforms import GradientTransform
 
 Case = dict[str, Any]
 Option = float | str | bool
@@ -21,14 +23,25 @@ CASES: list[Case] = json.loads(Path(__file__).with_name("values.json").read_text
 PIPELINES = {"pipeline.compute", "schedule", "total_grad_norm"}
 """Functions of the table that are tested in `tests/pipeline/test_values.py`."""
 
-NOT_YET = {
-    "clip_by_norm",
-    "clip_by_percentile",
-    "clip_by_value",
-    "gradient_noise.variance",
-    "opt.update",
+CLIPS: dict[str, Callable[..., GradientTransform]] = {
+    "clip_by_norm": transforms.clip_by_norm,
+    "clip_by_percentile": transforms.clip_by_percentile,
+    "clip_by_value": transforms.clip_by_value,
 }
-"""Functions of the table that the library does not have so far."""
+"""Functions of the table that take a gradient and their options in order."""
+
+LINKS: dict[str, Callable[..., GradientTransform]] = {
+    "agc": transforms.adaptive_clip,
+    "centralize": transforms.centralize,
+    "clip_norm": transforms.clip_by_global_norm,
+    "elastic_decay": transforms.add_elastic_net_decay,
+    "l1_decay": transforms.add_l1_decay,
+    "l2_decay": transforms.add_l2_decay,
+}
+"""Links of a chain by their names in the table."""
+
+NOISE = {"gradient_noise.variance"}
+STEPS = {"opt.update"}
 
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "const": lambda x: (x * 0).sum() + 5,
@@ -108,13 +121,57 @@ def test_what_is_not_finite_is_refused_and_counted(case: Case) -> None:
     assert found[case["expect"]] > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("case", cases(set(CLIPS)))
+def test_a_clip_gives_what_is_in_the_table(case: Case, dtype: torch.dtype) -> None:
+    """A clip of one gradient gives the table's entries."""
+    gradient, *options = case["args"]
+    clip, grad = CLIPS[case["function"]](*options), torch.tensor(gradient, dtype=dtype)
+    (got,), _ = clip.update([grad], clip.init([grad]), [grad])
+    expected = torch.tensor(case["expect"], dtype=dtype)
+    torch.testing.assert_close(got, expected, rtol=0, atol=case["tol"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("case", cases(STEPS))
+def test_a_step_gives_the_change_in_the_table(case: Case, dtype: torch.dtype) -> None:
+    """One step of SGD through a chain changes the weights by the table's entries."""
+    options = case["kwargs"]
+    weights, grads = (
+        {name: torch.tensor(x, dtype=dtype) for name, x in options[what].items()}
+        for what in ("params", "grads")
+    )
+    params = {name: torch.nn.Parameter(x.clone()) for name, x in weights.items()}
+    optimizer = torch.optim.SGD(params.values(), lr=options["lr"])
+    links = [LINKS[name](*numbers) for name, *numbers in options["chain"]]
+    transforms.attach(transforms.chain(*links), optimizer)
+    for name, param in params.items():
+        param.grad = grads[name]
+    optimizer.step()
+    for name, change in case["expect"].items():
+        expected = torch.tensor(change, dtype=dtype)
+        got = params[name].detach() - weights[name]
+        torch.testing.assert_close(got, expected, rtol=0, atol=case["tol"])
+
+
+@pytest.mark.parametrize("case", cases(NOISE))
+def test_the_variance_of_noise_is_that_in_the_table(case: Case) -> None:
+    """At step t noise has the table's variance, which a million entries show to 1 %."""
+    variance, decay, step = case["args"]
+    noise = transforms.add_noise(variance, decay)
+    zeros = torch.zeros(1_000_000)
+    (drawn,), _ = noise.update([zeros], {"step": torch.tensor(step)}, [zeros])
+    assert drawn is not None
+    assert drawn.var().item() == pytest.approx(case["expect"], rel=0.01, abs=case["tol"])
+
+
 def table_of(x: list[Any]) -> list[list[Any]]:
     """A list as a list of rows."""
     return x if isinstance(x[0], list) else [x]
 
 
 def test_no_function_of_the_table_is_left_out() -> None:
-    """What is tested and what does not exist yet are together the whole table."""
-    groups = [set(FUNCTIONS), REFUSING, PIPELINES, NOT_YET]
+    """What is tested is the whole table, and each function once."""
+    groups = [set(FUNCTIONS), set(CLIPS), REFUSING, PIPELINES, STEPS, NOISE]
     assert set.union(*groups) == {case["function"] for case in CASES}
     assert sum(map(len, groups)) == len(set.union(*groups))

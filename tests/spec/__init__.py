@@ -1,0 +1,1 @@
+"""The runtime against its definitions, and the definitions against mathematics."""
