@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-ALL = ("tracking", "transforms", "norms", "penalties", "chunks")
+ALL = ("tracking", "compiled", "transforms", "norms", "penalties", "chunks")
 
 
 def main(names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Gradient transforms: speed and accuracy against torch, a loop a parameter, and separate passes."""
+"""Gradient transforms: speed and accuracy beside torch, a loop a parameter and separate passes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attached(
 
     def run() -> None:
         if restore:
-            torch._foreach_copy_(gradients(params), originals)  # noqa: SLF001
+            torch._foreach_copy_(gradients(params), originals)
         optimizer.step()
 
     return run
@@ -86,7 +86,7 @@ def with_copy(params: list[Tensor], run: Callable[[], object]) -> Callable[[], N
     originals = [grad.clone() for grad in gradients(params)]
 
     def both() -> None:
-        torch._foreach_copy_(gradients(params), originals)  # noqa: SLF001
+        torch._foreach_copy_(gradients(params), originals)
         run()
 
     return both

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from equipoise._context import compiling
 from equipoise._evaluation import TermResult
 from equipoise._probes import alias, map_tensors, tensors_in
 from equipoise._recorder import BASE, Figures, Number, Place, Reading, Recorder
@@ -51,7 +52,7 @@ class Ahead:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The same in the graph: the terms' results, and the sums that total and penalty are made of."""
+    """The same in the graph: the terms' results, and the sums for total and penalty."""
 
     results: Mapping[str, TermResult]
     total: Tensor
@@ -95,7 +96,8 @@ def refilled(data: Any, tensors: Sequence[Tensor]) -> Any:  # noqa: ANN401
 
 def handed_over(reason: str) -> None:
     """Say that the plain definition does the work, and why."""
-    log.debug("handing over to the plain definition: %s", reason)
+    if not compiling():  # which cannot be left in the middle for a word
+        log.debug("handing over to the plain definition: %s", reason)
 
 
 class _Known(torch.autograd.Function):
@@ -198,9 +200,7 @@ def join(
     ``inputs`` are those that `read` gave.
     """
     tensors: list[Tensor] = []
-    moving = {
-        (key, i): x for key in inputs for i, x in enumerate(tensors_in(inputs[key]))
-    }
+    moving = {(key, i): x for key in inputs for i, x in enumerate(tensors_in(inputs[key]))}
     numbers = []
     for place in ahead.gradients:
         emptied(moving[place], tensors)
@@ -228,6 +228,7 @@ def join(
         error = ahead.errors.get(name)
         recorder.readings[name] = Reading(call.weight, values[name], edges, error)
     recorder.known.update(ahead.figures)
+    recorder.taken.update(calls)
     return Joined(results, total, penalty)
 
 
@@ -272,5 +273,10 @@ def sums_and_parts(results: Mapping[str, TermResult]) -> list[Tensor]:
         *sums,
         *(result.value for result in results.values()),
         *(result.contribution for result in results.values()),
-        *(m for result in results.values() for m in result.metrics.values() if isinstance(m, Tensor)),
+        *(
+            m
+            for result in results.values()
+            for m in result.metrics.values()
+            if isinstance(m, Tensor)
+        ),
     ]

@@ -104,21 +104,27 @@ def _refusal(
         return "no input requires grad"
     if all(not call.term.differentiable for call in calls.values()):
         return "no term is differentiable"
-    for name, call in calls.items():
-        if call.term.nan_policy != "propagate":
-            return f"{name!r} has a nan_policy"
-        if isinstance(call.weight, Tensor) and call.weight.requires_grad:
-            return f"the weight of {name!r} is differentiable"
-        if _leaves(call.options, lambda x: isinstance(x, Tensor) and x.requires_grad):
-            return f"an option of {name!r} is differentiable"
+    refused = [*map(_of_call, calls.values()), *map(_of_input, moving.values())]
     strange = _leaves([dict(inputs), *(dict(c.options) for c in calls.values())], _is_strange)
-    if strange:
-        return f"an input or option is of the type {type(strange[0]).__name__}"
-    for x in moving.values():
-        if x.dtype == torch.float16:
-            return "a float16 gradient can be scaled only before it is rounded"
-        if forward_ad.unpack_dual(x).tangent is not None:
-            return "an input has a forward derivative"
+    refused += [f"an input or option is of the type {type(x).__name__}" for x in strange]
+    return next((reason for reason in refused if reason is not None), None)
+
+
+def _of_call(call: Call) -> str | None:
+    if call.term.nan_policy != "propagate":
+        return f"{call.name!r} has a nan_policy"
+    if isinstance(call.weight, Tensor) and call.weight.requires_grad:
+        return f"the weight of {call.name!r} is differentiable"
+    if _leaves(call.options, lambda x: isinstance(x, Tensor) and x.requires_grad):
+        return f"an option of {call.name!r} is differentiable"
+    return None
+
+
+def _of_input(x: Tensor) -> str | None:
+    if x.dtype == torch.float16:
+        return "a float16 gradient can be scaled only before it is rounded"
+    if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        return "an input has a forward derivative"
     return None
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from equipoise import schedules
 from equipoise._errors import OptionError, check_flag, nearest
 from equipoise._term import (
+    DEFAULTS,
     Term,
     check_every,
     check_mapping,
@@ -51,15 +52,8 @@ def term_to_config(name: str, term: Term) -> dict[str, Any]:
     if term.options:
         with _at(name, "options"):
             config["options"] = {key: _plain(key, value) for key, value in term.options.items()}
-    settings = {
-        "enabled": True,
-        "differentiable": True,
-        "every": 1,
-        "rescale": True,
-        "nan_policy": "propagate",
-    }
-    for setting, default in settings.items():
-        if getattr(term, setting) != default:
+    for setting in SETTINGS[SETTINGS.index("enabled") :]:
+        if getattr(term, setting) != DEFAULTS[setting]:
             config[setting] = getattr(term, setting)
     return config
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +24,7 @@ SMALL = 1 << 16
 """Below so many entries a launch takes longer than the plain definition of a term."""
 
 
-def ask(
-    calls: Mapping[str, Call], inputs: Mapping[str, Any], level: Level | None
-) -> Ahead | None:
+def ask(calls: Mapping[str, Call], inputs: Mapping[str, Any], level: Level | None) -> Ahead | None:
     """The terms that the kernels evaluated together, on the tensor that most of them read."""
     best: Plan | None = None
     place: Place = ("", 0)
@@ -83,9 +80,7 @@ def _refusal(
     return None
 
 
-def _ahead(
-    fused: Fused, place: Place, calls: Mapping[str, Call], level: Level | None
-) -> Ahead:
+def _ahead(fused: Fused, place: Place, calls: Mapping[str, Call], level: Level | None) -> Ahead:
     values = dict(zip(fused.names, fused.values.unbind(), strict=True))
     contributions = dict(zip(fused.names, fused.contributions.unbind(), strict=True))
     others = [x for name, x in contributions.items() if name != BASE]

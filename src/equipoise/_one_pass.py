@@ -54,7 +54,10 @@ class Pulled(NamedTuple):
 
 
 def compiled(
-    pieces: Sequence[Piece], data: Any, places: Sequence[Place], level: Level | None  # noqa: ANN401
+    pieces: Sequence[Piece],
+    data: Any,  # noqa: ANN401
+    places: Sequence[Place],
+    level: Level | None,
 ) -> Callable[..., Found]:
     """The function of all tensors and of the weights that are numbers, to be compiled when called.
 
@@ -74,7 +77,11 @@ def compiled(
 
 
 def _pulled(
-    piece: Piece, data: Any, tensors: list[Tensor], numbers: Tensor, places: Sequence[Place]  # noqa: ANN401
+    piece: Piece,
+    data: Any,  # noqa: ANN401
+    tensors: list[Tensor],
+    numbers: Tensor,
+    places: Sequence[Place],
 ) -> Pulled:
     """One term's value, with its gradient taken along."""
     call = piece.call
@@ -162,8 +169,12 @@ def _together(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "cpu":
+        return (a.double() * b.double()).sum()
+    # Rows in float32, as a tree, and only then in float64, where there is any.
     wide = torch.float32 if a.device.type == "mps" else torch.float64
-    return (a.to(wide) * b.to(wide)).sum()
+    rows = (a.float() * b.float()) if a.dtype != torch.float64 else a * b
+    return rows.sum(-1, dtype=rows.dtype).sum(dtype=wide) if rows.dim() else rows.to(wide)
 
 
 def _squares(gradients: Mapping[str, Tensor], together: Tensor | None) -> Tensor:

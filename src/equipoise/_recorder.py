@@ -98,7 +98,8 @@ class Recorder:
     passing: dict[Place, dict[str, Tensor]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     demanded: Gradients | None = None
-    # What a fast path found along with the values.
+    # The terms that a fast path took, and what it found along with their values.
+    taken: set[str] = field(default_factory=set)
     known: dict[Place, Figures] = field(default_factory=dict)
 
     # In the forward pass
@@ -233,7 +234,7 @@ class Recorder:
                 "a compiled function or a functional transform takes gradients along with the "
                 "values, got track=False. Use `track='norms'`."
             )
-        if self.known and not any(r.edges for n, r in self.readings.items() if not self._knows(n)):
+        if self.known and self.taken >= self.readings.keys():
             return self._gradients(self.known, {})
         if self.figures or self.upstream or self.in_graph:
             self.figures = {**self.known, **self.figures}
@@ -244,9 +245,6 @@ class Recorder:
         if self.demanded is None:
             self.demanded = self._demand()
         return self.demanded
-
-    def _knows(self, name: str) -> bool:
-        return any(name in at.names for at in self.known.values())
 
     def _demand(self) -> Gradients:
         vectors: dict[Place, dict[str, Tensor]] = {}

@@ -121,7 +121,7 @@ class Term:
     def __repr__(self) -> str:
         changed = {
             name: value
-            for name, default in _DEFAULTS.items()
+            for name, default in DEFAULTS.items()
             if (value := getattr(self, name)) is not default
             and (isinstance(value, Tensor) or value != default)
         }
@@ -130,16 +130,16 @@ class Term:
         return f"Term({', '.join(words)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {name: getattr(self, name) for name in ("penalty", *_DEFAULTS)}
+        settings = {name: getattr(self, name) for name in ("penalty", *DEFAULTS)}
         return _rebuilt, ({**settings, "options": dict(self.options)},)
 
     def with_changes(self, **changes: Any) -> Term:  # noqa: ANN401
         """A copy with other settings, checked again."""
-        settings = {name: getattr(self, name) for name in ("penalty", *_DEFAULTS)}
+        settings = {name: getattr(self, name) for name in ("penalty", *DEFAULTS)}
         return _rebuilt({**settings, **changes})
 
 
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "inputs": None,
     "weight": 1.0,
     "options": {},

@@ -1,0 +1,1 @@
+"""Compiled pipelines: the plain pipeline's numbers, from one function."""

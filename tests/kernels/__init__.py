@@ -1,0 +1,1 @@
+"""The fused kernels against the plain definitions, through Triton's interpreter."""
