@@ -8,9 +8,22 @@ import torch
 from torch import Tensor
 
 from equipoise._context import whole
+from equipoise._errors import InputTypeError
 from equipoise._evaluation import Evaluation
 from equipoise._host import on_host
 from equipoise._pipeline import Observer, Pipeline, Track
+from equipoise.transforms._transform import check_transform
+
+
+def check_given(pipeline: object, transform: object) -> None:
+    """Refuse what is no pipeline, or no transform where there is one."""
+    if not isinstance(pipeline, Pipeline):
+        raise InputTypeError(
+            f"`pipeline` must be a Pipeline, got {type(pipeline).__name__}. "
+            "Use `Pipeline(sparsity=Term(...))`, say."
+        )
+    if transform is not None:
+        check_transform("transform", transform)
 
 
 class Window:

@@ -1,0 +1,221 @@
+"""Many steps, over epochs, with checkpoints to go on from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise._errors import InputError, InputTypeError, OptionError, check_count
+from equipoise._evaluation import Evaluation
+from equipoise.training._progress import Progress
+from equipoise.training._random import random_state, set_random_state
+from equipoise.training._step import TrainStep
+
+Sink = Callable[[dict[str, float], int], object]
+"""What loggers have in common: ``sink(metrics, step)``."""
+
+logger = logging.getLogger("equipoise")
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where in the data training is: so many batches into an epoch that began so."""
+
+    epoch: int = 0
+    batch: int = 0
+    begun: dict[str, Any] = field(default_factory=dict)
+
+
+def fit(
+    step: TrainStep,
+    loader: Iterable[Any],
+    /,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    sink: Sink | None = None,
+    log_every: int = 50,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> None:
+    """Train on the batches of a loader, which are pairs ``(x, target)``.
+
+    Training ends after so many ``epochs`` in all, or when ``step.number`` is ``steps``, whichever
+    comes first; with neither there is one epoch. Every ``log_every`` updates ``sink(metrics,
+    number)`` is given `Evaluation.metrics` and what the transform recorded: ``wandb.log``, a
+    Lightning logger's ``log_metrics`` and MLflow's ``log_metrics`` fit as they are.
+
+    ``checkpoint`` is a file that is written after every epoch and every ``checkpoint_every``
+    updates; ``resume=True`` goes on from it if it is there. Also in the middle of an epoch the
+    order of the data is that of the interrupted run: the epoch's batches so far are drawn again and
+    passed over, from the same random state.
+
+    *At the edge:* at the end of an epoch an update is made with the calls there are, fewer than
+    ``accumulate`` or not. What a sink raises is logged and does not stop training. The bar needs
+    tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators are not
+    saved.
+
+    Examples:
+        >>> import torch, equipoise as eq
+        >>> from equipoise import training
+        >>> model = torch.nn.Linear(1, 1)
+        >>> x = torch.linspace(-1.0, 1.0, 64).unsqueeze(1)
+        >>> data = torch.utils.data.TensorDataset(x, 3.0 * x)
+        >>> loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+        >>> step = training.TrainStep(
+        ...     model,
+        ...     torch.nn.functional.mse_loss,
+        ...     eq.Pipeline(),
+        ...     torch.optim.SGD(model.parameters(), lr=0.5),
+        ... )
+        >>> training.fit(step, loader, epochs=20, progress=False)
+        >>> step.number, round(model.weight.item(), 2)
+        (80, 3.0)
+    """
+    if not isinstance(step, TrainStep):
+        raise InputTypeError(
+            f"`step` must be a TrainStep, got {type(step).__name__}. "
+            "Use `training.TrainStep(model, loss_fn, pipeline, optimizer)`."
+        )
+    _check_counts(epochs=epochs, steps=steps, checkpoint_every=checkpoint_every)
+    check_count("log_every", log_every)
+    if checkpoint is None and (resume or checkpoint_every is not None):
+        raise OptionError(
+            "`checkpoint` must name a file to write to or to go on from, got None. "
+            "Use `checkpoint='run.pt'`."
+        )
+    if epochs is None and steps is None:
+        epochs = 1
+    place = _place(step, loader, checkpoint if resume else None)
+    bar = Progress(shown=progress, done=step.number, total=_total(step, loader, epochs, steps))
+    try:
+        while (epochs is None or place.epoch < epochs) and (steps is None or step.number < steps):
+            for result in _epoch(step, loader, place, steps):
+                bar.advance()
+                if (sink is not None or progress) and step.number % log_every == 0:
+                    bar.loss(_log(step, result, sink))
+                if checkpoint_every is not None and step.number % checkpoint_every == 0:
+                    _save(step, place, checkpoint)
+            _save(step, place, checkpoint)
+    finally:
+        bar.close()
+
+
+def _epoch(
+    step: TrainStep, loader: Iterable[Any], place: _Place, steps: int | None
+) -> Iterator[Evaluation]:
+    """Train over the rest of an epoch, and stop after every update."""
+    result = None
+    for x, target in _pairs(_batches(loader, place)):
+        place.batch += 1
+        before = step.number
+        result = step(x, target)
+        if step.number > before:
+            yield result
+            if step.number == steps:
+                return
+    if result is None and not place.batch:
+        raise InputError("`loader` must have batches to train on, got none. Use more data.")
+    place.epoch, place.batch = place.epoch + 1, 0
+    if step.pending and result is not None:
+        step.update()
+        yield result
+
+
+def _batches(loader: Iterable[Any], place: _Place) -> Iterator[Any]:
+    """The rest of an epoch; what was trained on already is drawn again as it was then."""
+    generator = getattr(loader, "generator", None)
+    now = random_state()
+    if place.batch:
+        set_random_state(place.begun["random"])
+        if generator is not None:
+            generator.set_state(place.begun["loader"])
+    else:
+        place.begun = {"random": now}
+        if generator is not None:
+            place.begun["loader"] = generator.get_state()
+    batches = iter(loader)
+    if place.batch:
+        for _ in islice(batches, place.batch):
+            pass
+        set_random_state(now)
+    return batches
+
+
+def _pairs(batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise InputTypeError(
+                f"a batch must be a pair (x, target), got {type(batch).__name__}"
+                f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}. "
+                "Use a `collate_fn`, or call the step yourself."
+            )
+        yield batch[0], batch[1]
+
+
+def _log(step: TrainStep, result: Evaluation, sink: Sink | None) -> float:
+    """Give the figures to the sink, whose failures are its own."""
+    metrics = result.metrics()
+    if step.handle is not None:
+        metrics.update(step.handle.metrics())
+    if sink is not None:
+        try:
+            sink(metrics, step.number)
+        except Exception:
+            logger.exception("the sink failed at step %d; training goes on", step.number)
+    return metrics["total"]
+
+
+def _total(
+    step: TrainStep, loader: Iterable[Any], epochs: int | None, steps: int | None
+) -> int | None:
+    """How many updates there will be, if that can be told."""
+    ends = [] if steps is None else [steps]
+    if epochs is not None and isinstance(loader, Sized):
+        ends.append(epochs * -(-len(loader) // step.accumulate))
+    return min(ends, default=None)
+
+
+# Files
+
+
+def _save(step: TrainStep, place: _Place, checkpoint: str | Path | None) -> None:
+    """Write the file as a whole or not at all."""
+    if checkpoint is None:
+        return
+    path = Path(checkpoint)
+    half = path.with_name(f"{path.name}.half")
+    torch.save({"step": step.state_dict(), "place": vars(place)}, half)
+    half.replace(path)
+
+
+def _place(step: TrainStep, loader: Iterable[Any], checkpoint: str | Path | None) -> _Place:
+    """Where to begin: at the beginning, or where the file says."""
+    if checkpoint is None or not Path(checkpoint).exists():
+        return _Place()
+    saved = torch.load(checkpoint, map_location=step.device, weights_only=True)
+    place = _Place(**saved["place"])
+    wanted = getattr(loader, "generator", None) is not None
+    if place.begun and wanted != ("loader" in place.begun):
+        raise InputError(
+            "a run must go on with the loader it had, got one "
+            f"{'with' if wanted else 'without'} a generator of its own. Use the same loader."
+        )
+    step.load_state_dict(saved["step"])
+    if place.begun.get("loader") is not None:
+        place.begun["loader"] = place.begun["loader"].cpu()
+    return place
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None:
+            check_count(name, count)

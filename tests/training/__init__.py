@@ -1,0 +1,1 @@
+"""Captures, parameters, wrapped losses, steps and runs."""
