@@ -1,0 +1,1 @@
+"""The examples run, and the docs show what they print."""

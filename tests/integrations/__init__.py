@@ -1,0 +1,1 @@
+"""Pipelines in the trainers that people use, in real runs of each."""
