@@ -1,13 +1,16 @@
 """One GPU: the fused kernels checked, then timed beside peers and the physical floor.
 
-``PYTHONPATH=src python -m benchmarks.gpu FOLDER`` checks on fresh random data with poisoned
-outputs, prints one table, and writes ``gpu.json`` into the folder; parts may be named after it.
-Liger is a peer if its package lies in ``.peers/``.
+``python -m benchmarks.gpu FOLDER`` checks on fresh random data with poisoned outputs, prints one
+table, and writes a JSON file a part into the folder; parts may be named after it. With
+``--rehearse`` every case runs once and nothing is timed: several such processes fill the compilers'
+caches sooner than one. Liger is a peer if it can be imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import platform
 import statistics
 import sys
@@ -28,7 +31,8 @@ import equipoise as eq
 from benchmarks.gpu_checks import check_all
 from benchmarks.measure import table
 from benchmarks.penalties import js_by_hand
-from benchmarks.tracking import TERMS
+from benchmarks.tracking import TERMS, recomputed, retained
+from benchmarks.tracking import by_hand as summed
 from equipoise import Pipeline, Term
 from equipoise import _fast as fast
 from equipoise._pipeline import Track
@@ -48,6 +52,7 @@ USUAL = {
 
 Case = Callable[[], object]
 Result = dict[str, Any]
+REHEARSE = "--rehearse"
 
 
 @contextmanager
@@ -65,6 +70,9 @@ def milliseconds(case: Case, repeats: int = 9, together: int = 8) -> float:
 
     Several calls follow one another without waiting, as in training, where the host runs ahead.
     """
+    if REHEARSE in sys.argv:
+        case()
+        return math.nan
     for _ in range(3):
         case()
     times = []
@@ -84,7 +92,7 @@ def host_milliseconds(case: Case) -> float:
     """The time until the host is free again; what it has to be below to run ahead."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(10):
+    for _ in range(1 if REHEARSE in sys.argv else 10):
         case()
     taken = (time.perf_counter() - start) / 10
     torch.cuda.synchronize()
@@ -139,6 +147,12 @@ def step(pipe: Pipeline, given: dict[str, Tensor], track: Track) -> None:
     """The same, and the backward pass."""
     given["logits"].grad = None
     pipe(**needed(pipe, given), track=track).total.backward()
+
+
+def afresh(way: Callable[[dict[str, Tensor]], None], given: dict[str, Tensor]) -> None:
+    """Another way, which finds no gradient to add its own to."""
+    given["logits"].grad = None
+    way(given)
 
 
 def needed(pipe: Pipeline, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -197,7 +211,11 @@ def other_ways(name: str, given: dict[str, Tensor], copy: float, results: list[R
         x.grad = None
         function(needed(pipe, given)).backward()
 
+    named = needed(pipe, given)
     ways: dict[str, Case] = {
+        "sum by hand": partial(afresh, summed, named),
+        "one `autograd.grad` a term": partial(afresh, retained, named),
+        "N+1 further evaluations": partial(afresh, recomputed, named),
         "this library's plain definitions, untracked": plainly(partial(step, pipe, given, False)),
         "this library's plain definitions, probes": plainly(partial(step, pipe, given, "norms")),
         "sum by hand, compiled": hand,
@@ -245,9 +263,8 @@ def liger(name: str, wide: torch.dtype | None) -> Callable[[Tensor, Tensor], Ten
     It takes log-probabilities: in the precision of the logits, or in float32, as its own fused
     losses make them.
     """
-    if not Path(".peers/liger_kernel").exists():
+    if importlib.util.find_spec("liger_kernel") is None:
         return None
-    sys.path.insert(0, str(Path(".peers").resolve()))
     if name == "kl_divergence":
         from liger_kernel.ops.kl_div import LigerKLDivLossFunction as Function  # noqa: PLC0415
 
@@ -304,6 +321,7 @@ def report(results: list[Result]) -> None:
 
 
 PARTS = {part.__name__: part for part in (fused_cases, divergences, other_ways, tuned)}
+TIMED = ("fused_cases", "divergences", "other_ways")
 
 
 def main(folder: str = "", *only: str) -> None:
@@ -313,19 +331,21 @@ def main(folder: str = "", *only: str) -> None:
     copy = copy_bandwidth()
     print(f"copy: {copy / 1e12:.2f} TB/s", flush=True)
     facts = {"device": torch.cuda.get_device_name(), "versions": versions, "copy": copy}
-    results: list[Result] = []
-    for part in only or ("check_all", "fused_cases", "divergences", "other_ways"):
+    everything: list[Result] = []
+    for part in only or (check_all.__name__, *TIMED):
         if part == check_all.__name__:
             check_all()
             continue
+        results: list[Result] = []
         for name, (rows, vocabulary, dtype) in SHAPES.items():
             PARTS[part](name, inputs(rows, vocabulary, dtype), copy, results)
             torch.cuda.empty_cache()
+        everything += results
         if folder:  # after every part: a run that is cut short leaves what it has seen
             text = json.dumps({**facts, "results": results}, indent=1, ensure_ascii=False)
-            (Path(folder) / "gpu.json").write_text(text, encoding="utf-8")
-    report(results)
+            (Path(folder) / f"{part}.json").write_text(text, encoding="utf-8")
+    report(everything)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*(argument for argument in sys.argv[1:] if argument != REHEARSE))

@@ -1,7 +1,11 @@
-"""Whether the kernels are right on this GPU: fresh data, poisoned outputs, float64 as the judge."""
+"""Whether the kernels are right on this GPU: fresh data, poisoned outputs, float64 as the judge.
+
+``python -m benchmarks.gpu_checks CASE`` checks one case alone: several can be checked at once.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,12 +72,13 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def check_all() -> None:
-    """Every case at every shape and type, and the pipeline as a whole."""
+def check_all(*only: str) -> None:
+    """Every case, or those named, at every shape and type, and the pipeline as a whole."""
     worst = {torch.float32: 0.0, torch.bfloat16: 1.0}
     faults: list[str] = []
     for shape in SHAPES:
-        for name, terms in CASES.items():
+        for name in only or CASES:
+            terms = CASES[name]
             for dtype, pick in ((torch.float32, max), (torch.bfloat16, min)):
                 try:
                     figure = _check(f"{name} {shape} {dtype}", terms, shape, dtype)
@@ -87,6 +92,8 @@ def check_all() -> None:
     print(
         f"bfloat16 entries within one unit of the exact: {worst[torch.bfloat16]:.5f} at the least"
     )
+    if faults:
+        sys.exit("the kernels are wrong; nothing is worth timing")
 
 
 def _check(label: str, terms: dict[str, Term], shape: tuple[int, int], dtype: torch.dtype) -> float:
@@ -180,3 +187,7 @@ def _check_pipeline() -> None:
     torch.testing.assert_close(plain["cuda"][0], plain["cpu"][0], rtol=1e-4, atol=1e-8)
     for key, value in plain["cpu"][1].items():
         assert abs(plain["cuda"][1][key] - value) <= 1e-5 * abs(value) + 1e-7, key
+
+
+if __name__ == "__main__":
+    check_all(*sys.argv[1:])

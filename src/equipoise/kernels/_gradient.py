@@ -34,12 +34,22 @@ PRODUCTS, TOTAL, RESULTS = tl.constexpr(16), tl.constexpr(22), tl.constexpr(23)
 
 
 @triton.jit
-def _log_part(p, a, m, EXACT: tl.constexpr):
-    """log₂(p/m) where a = log₂ p: through the quotient, which loses nothing, or the difference."""
-    m = tl.maximum(m, TINY, tl.PropagateNan.ALL)
+def _log_parts(p, q, u, v, beta, EXACT: tl.constexpr):
+    """log₂(p/m) and log₂(q/m), where m = βp + (1−β)q, u = log₂ p and v = log₂ q.
+
+    Exactly: from the larger of p and q, whose log₂ is that of a number between β or 1−β and 1; that
+    of the smaller differs from it by u − v. Nothing cancels, and one logarithm serves both.
+    """
+    a = tl.maximum(u, LOG_ZERO, tl.PropagateNan.ALL)
+    b = tl.maximum(v, LOG_ZERO, tl.PropagateNan.ALL)
     if EXACT:
-        return tl.log2(tl.maximum(p / m, TINY, tl.PropagateNan.ALL))
-    return tl.maximum(a, LOG_ZERO) - _quick_log2(m)
+        d = b - a
+        w = tl.where(d > 0, 1 - beta, beta)
+        larger = -tl.log2(w + (1 - w) * exp2(-tl.abs(d)))
+        # Not through minimum and maximum, which would lose a NaN.
+        return tl.where(d > 0, larger - d, larger), tl.where(d > 0, larger, larger + d)
+    log_m = _quick_log2(tl.maximum(beta * p + (1 - beta) * q, TINY, tl.PropagateNan.ALL))
+    return a - log_m, b - log_m
 
 
 @triton.jit
@@ -68,9 +78,9 @@ def _mixed(
     u = logarithms(load(x_row, cols, V, TAIL), cols, V, unit, zero_x, keep, TAIL, SUPPORT)
     v = logarithms(load(y_row, cols, V, TAIL), cols, V, unit, zero_y, keep, TAIL, SUPPORT)
     p, q = exp2(u), exp2(v)
-    m = beta * p + (1 - beta) * q
-    own += tl.sum(p * _log_part(p, u, m, EXACT), 1)
-    other += tl.sum(q * _log_part(q, v, m, EXACT), 1)
+    from_p, from_q = _log_parts(p, q, u, v, beta, EXACT)
+    own += tl.sum(p * from_p, 1)
+    other += tl.sum(q * from_q, 1)
     whole += tl.sum(p, 1)
     return own, other, whole
 
@@ -129,7 +139,7 @@ def _slopes(
             part = tl.where(good, LN2 * (p * d) + (p - q), 0.0)
             g_kl = 0.5 * ck * (part - p * (LN2 * need + extra))
     if JS:
-        part = _log_part(p, u, beta * p + (1 - beta) * q, EXACT)
+        part, _ = _log_parts(p, q, u, v, beta, EXACT)
         g_js = cj * (p * (beta * part - mixed))
     if CE:
         g_ce = cc * tl.where(cols == label, p - 1.0, p)

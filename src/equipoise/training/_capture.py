@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ def capture(model: nn.Module, /, **places: Place) -> Captures:
 
     ``hidden="encoder.layers.3"`` captures the output of that module under the name ``hidden``; of a
     tuple, mapping or dataclass choose a part: ``hidden=("encoder", "last_hidden_state")``,
-    ``memory=("lstm", 1, 0)``. The tensors are those of the graph, so penalties on them train the
-    model. A module that is called several times gives a list.
+    ``memory=("lstm", 1, 0)``, or ``("encoder", "hidden_states", -1)``. The tensors are those of the
+    graph, so penalties on them train the model. A module that is called several times gives a list.
 
     In a ``with`` block everything is captured that happens inside, and forgotten at its end.
     Without one, the handle holds what the last call of the model returned, until the next call,
@@ -39,9 +39,8 @@ def capture(model: nn.Module, /, **places: Place) -> Captures:
     their layers again in the backward pass, which is not captured again; with
     ``use_reentrant=True`` activations have no graph, and capturing there is refused. A compiled
     model calls only hooks that were there before its first call, and may share its code with others
-    of its class: capture first. What was changed
-    in place after it was captured (by ``ReLU(inplace=True)``) is refused when it is read. Copies
-    of the model are not captured.
+    of its class: capture first. What was changed in place after it was captured (by
+    ``ReLU(inplace=True)``) is refused when it is read. Copies of the model are not captured.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -143,7 +142,7 @@ class Captures:
         self._hooks = []
         self._forget()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Captures:
         self._all_calls = True
         return self
 
@@ -243,11 +242,12 @@ def _chosen(output: Any, parts: tuple[str | int, ...], name: str, path: str) -> 
     """The part of an output that was asked for."""
     x = output
     for part in parts:
-        if part not in _parts(x):
+        from_end = isinstance(x, tuple | list) and part in range(-len(x), 0)
+        if not from_end and part not in _parts(x):
             raise InputError(
                 f"{path!r} returns {_described(x)}, got the choice {part!r}. Use one of these."
             )
-        x = _parts(x)[part]
+        x = x[part] if from_end else _parts(x)[part]
     if not isinstance(x, Tensor):
         first = next(iter(_parts(x)), 0)
         raise InputTypeError(

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from equipoise._errors import InputError, InputTypeError
 from equipoise._host import on_host
 from equipoise.transforms._leaves import Gradient, Leaves, Rate
-from equipoise.transforms._lists import by_kind
+from equipoise.transforms._lists import by_kind, looking_is_free
 from equipoise.transforms._saved import chosen_by, copied, loaded
 from equipoise.transforms._transform import (
     GradientTransform,
@@ -124,7 +124,7 @@ class Handle:
             hook.remove()
         self._hooks = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Handle:
         return self
 
     def __exit__(
@@ -139,12 +139,14 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """The state, for those who save it themselves: tensors and plain data."""
-        return {"state": copied(self.state), "nonfinite": dict(self._nonfinite)}
+        # Counts as a list, which a distributed checkpoint keeps whole whatever names are in it.
+        counts = [[name, count] for name, count in self._nonfinite.items()]
+        return {"state": copied(self.state), "nonfinite": counts}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken; a state of another transform is refused."""
         self.state = loaded(state_dict["state"], self.state)
-        self._nonfinite = Counter(state_dict["nonfinite"])
+        self._nonfinite = Counter({name: count for name, count in state_dict["nonfinite"]})
 
     def _save(self, _optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict[KEY] = [*state_dict.get(KEY, []), self.state_dict()]
@@ -200,6 +202,8 @@ class Handle:
         params = self._params()
         found_inf = self._unscaled(params)
         leaves = Leaves.of([p.grad for p in params], params, owned=True, names=self._name)
+        if self._rehearsed(leaves):
+            return
         leaves.rate = self._rate
         leaves.first_of_step, leaves.excused = first_of_step, found_inf
         state = apply_to(self._chain, leaves, self.state)
@@ -219,6 +223,19 @@ class Handle:
         for param in params:
             param.grad = None
         logger.warning("skipped a step: gradients are not finite in %s", ", ".join(names))
+
+    def _rehearsed(self, leaves: Leaves) -> bool:
+        """Whether this only makes the optimizer's state: its first step, with nothing but zeros.
+
+        So do distributed checkpoints where there is no state yet: they set all rates and gradients
+        to 0 and step. That is no step of training, to be counted or remembered.
+        """
+        if self.optimizer.state or not all(map(_is_zero, self._rates())):
+            return False
+        return not leaves.norms.total().item()
+
+    def _rates(self) -> list[Rate | None]:
+        return [group.get("lr") for group in self.optimizer.param_groups]
 
     def _unscaled(self, params: Sequence[Tensor]) -> Tensor | None:
         """Do what a fused optimizer would do inside; whether it is going to skip the step."""
@@ -255,6 +272,13 @@ class Handle:
         if "param_names" in group:
             return str(group["param_names"][place])
         return f"parameter {place} of group {number}, {tuple(param.shape)}"
+
+
+def _is_zero(rate: Rate | None) -> bool:
+    """Whether this is seen to be 0 without waiting for a device."""
+    if isinstance(rate, Tensor) and not looking_is_free(rate.device):
+        return False
+    return rate is not None and not rate
 
 
 def _put(params: Sequence[Tensor], grads: Sequence[Gradient]) -> None:
