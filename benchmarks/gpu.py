@@ -325,19 +325,21 @@ TIMED = ("fused_cases", "divergences", "other_ways")
 
 
 def main(folder: str = "", *only: str) -> None:
-    """Check, time, print, write; or those parts alone that are named, in their order."""
+    """Check, time, print, write; or only the parts named, and the types of numbers named."""
     versions = f"torch {torch.__version__}, triton {triton.__version__}"
     print(f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, {versions}")
     copy = copy_bandwidth()
     print(f"copy: {copy / 1e12:.2f} TB/s", flush=True)
     facts = {"device": torch.cuda.get_device_name(), "versions": versions, "copy": copy}
     everything: list[Result] = []
-    for part in only or (check_all.__name__, *TIMED):
+    shapes = {n: s for n, s in SHAPES.items() if n.split()[0] in only} or SHAPES
+    parts = [part for part in only if part in (*PARTS, check_all.__name__)]
+    for part in parts or (check_all.__name__, *TIMED):
         if part == check_all.__name__:
             check_all()
             continue
         results: list[Result] = []
-        for name, (rows, vocabulary, dtype) in SHAPES.items():
+        for name, (rows, vocabulary, dtype) in shapes.items():
             PARTS[part](name, inputs(rows, vocabulary, dtype), copy, results)
             torch.cuda.empty_cache()
         everything += results

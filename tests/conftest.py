@@ -5,9 +5,9 @@ import os
 # Read when Triton is first imported, which any library may do: the kernels' tests need no GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import pytest  # noqa: E402 -- only now
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import pytest
+import torch
+from hypothesis import settings
 
 # No deadline: the first call of a compiled or vectorised function takes its time.
 settings.register_profile("here", deadline=None, max_examples=50)
