@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,38 @@ def test_what_requires_a_gradient_may_be_checked() -> None:
     assert x.grad is None
 
 
+def sparse(indices: list[list[int]], values: list[Any]) -> Tensor:
+    """A sparse tensor of the shape [5, 3]."""
+    return torch.sparse_coo_tensor(indices, values, (5, 3), check_invariants=True)
+
+
+SPARSE = {
+    "a number each": sparse([[3, 1, 3], [0, 2, 0]], [1.0, INF, NAN]),
+    "a row each": sparse([[3, 1]], [[NAN, 2, 3], [4, -INF, 0]]),
+}
+
+
+@pytest.mark.parametrize("x", SPARSE.values(), ids=SPARSE)
+def test_a_sparse_tensor_is_looked_at_as_the_dense_one(x: Tensor) -> None:
+    """Counts and the index of a sparse gradient are those of the whole, however it is stored."""
+    assert str(refusal(x)) == str(refusal(x.to_dense()))
+    assert str(refusal(x.requires_grad_())) == str(refusal(x.detach().to_dense()))
+
+
+def test_a_sparse_tensor_that_holds_nothing_is_finite() -> None:
+    """Without a stored entry there is nothing to look at, beside others or alone."""
+    nothing = sparse([[], []], [])
+    eq.check_finite([nothing, torch.ones(2)])
+    eq.check_finite(nothing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_eight_bits_can_hold_a_nan(dtype: torch.dtype) -> None:
+    """What torch itself cannot ask about is looked at in float32."""
+    assert refusal(torch.tensor([1.0, NAN, 2.0]).to(dtype)).nan == 1
+    eq.check_finite(torch.ones(3).to(dtype))
+
+
 # Saying ------------------------------------------------------------------------------------------
 
 
@@ -166,20 +199,52 @@ def test_a_mapping_names_its_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "name", "got"),
+    ("x", "name", "got", "do"),
     [
-        ([torch.ones(2), 3.0], "x[1]", "float"),
-        ({"w": None}, "w", "NoneType"),
-        ("ab", "x[0]", "str"),
+        ([torch.ones(2), 3.0], "x[1]", "float", "`torch.as_tensor`"),
+        ("ab", "x[0]", "str", "`torch.as_tensor`"),
+        ({"w": None}, "w", "NoneType", "no entry where there is no gradient"),
+        (nn.Linear(2, 1), "x", "Linear", "`dict(model.named_parameters())`"),
+        (nn.Sequential(nn.Linear(2, 1)), "x[0]", "Linear", "`dict(model.named_parameters())`"),
+        (
+            nn.Linear(2, 1).named_parameters(),
+            "x[0]",
+            "tuple",
+            "`dict(...)` of pairs of a name and a tensor",
+        ),
     ],
-    ids=["list", "mapping", "text"],
+    ids=["list", "text", "no gradient", "model", "layers", "named"],
 )
-def test_what_is_no_tensor_is_refused(x: object, name: str, got: str) -> None:
-    """Something else among the tensors is named by its place and type."""
-    message = rf"`{name}` must be a tensor, got {got}. Use `torch.as_tensor`."
+def test_what_is_no_tensor_is_refused(x: object, name: str, got: str, do: str) -> None:
+    """Something else among the tensors is named by its place and type, with the way out."""
     with pytest.raises(eq.InputTypeError) as caught:
         eq.check_finite(x)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"`{name}` must be a tensor, got {got}. Use {do}."
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda: torch.eye(2).to_sparse_csr(), r"layout torch\.sparse_csr"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+            "a nested tensor",
+        ),
+    ],
+    ids=["rows", "nested"],
+)
+def test_a_layout_without_an_index_is_refused(make: Callable[[], Tensor], got: str) -> None:
+    """Where an entry has no index to report, the message names the tensor that has."""
+    message = rf"`x` must be dense or sparse COO, got {got}\. Use `\.values\(\)`\."
+    with pytest.raises(eq.InputTypeError, match=message):
+        eq.check_finite(make())
+
+
+def test_an_unknown_option_is_named() -> None:
+    """A misspelt option is an error that suggests the near one."""
+    with pytest.raises(eq.UnknownOptionError, match=r"got 'nam'\. Did you mean 'name'\?"):
+        eq.check_finite(torch.ones(2), nam="loss")
 
 
 @pytest.mark.parametrize("x", [None, 3.0], ids=str)

@@ -119,6 +119,19 @@ def test_a_value_inside_a_graph_is_taken_as_it_is() -> None:
     assert w.grad is None
 
 
+@pytest.mark.parametrize("rows", [6, 40_000], ids=["few", "more than a chunk"])
+def test_a_sparse_gradient_has_the_norm_of_the_dense_one(rows: int) -> None:
+    """Rows looked up twice add before they are squared: √(3·(2² + 1)) for rows 1, 1 and 4."""
+    seen = torch.tensor([1, 1, 4])
+
+    def looked_up(x: Tensor, *, sparse: bool) -> Tensor:
+        return nn.functional.embedding(seen, x, sparse=sparse).sum()
+
+    x = torch.zeros(rows, 3)
+    for sparse in (True, False):
+        assert_close(eq.grad_norm(partial(looked_up, sparse=sparse), x), 15**0.5, within=1e-6)
+
+
 # Precision ---------------------------------------------------------------------------------------
 
 
@@ -253,3 +266,18 @@ def test_what_cannot_require_a_gradient_is_refused(x: object, message: str) -> N
     """Only tensors of real floating-point numbers have gradients here."""
     with pytest.raises(eq.InputTypeError, match=message):
         eq.grad_norm(eq.l1, x)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    """A loss in place of the function that makes it."""
+    with pytest.raises(eq.InputTypeError, match=r"a function of one tensor, got Tensor\. Use `lam"):
+        eq.grad_norm(torch.ones(()), torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_inference_mode_is_refused_by_its_name() -> None:
+    """There nothing can be differentiated, and it is not the function's fault."""
+    with (
+        torch.inference_mode(),
+        pytest.raises(eq.GradientError, match=r"got a call under `torch\.i"),
+    ):
+        eq.grad_norm(eq.l1, torch.ones(2))

@@ -21,9 +21,9 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from torch import Size, Tensor
+from torch import Generator, Size, Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def check_number(
 def check_count(option: str, value: object, *, low: int = 1) -> None:
     """Refuse what is not a whole number, or too small a one."""
     check_number(option, value, low=low)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise OptionError(f"`{option}` must be a whole number, got {value!r}. Use `int(...)`.")
 
 
@@ -141,15 +141,35 @@ def check_flag(option: str, value: object) -> None:
         )
 
 
-def check_dims(option: str, dims: object, rank: int) -> None:
-    """Refuse dimensions that a tensor of this rank does not have; a 0-d tensor has one."""
+def check_generator(value: object) -> None:
+    """Refuse a source of random numbers that is none, such as a seed."""
+    if value is not None and not isinstance(value, Generator):
+        raise OptionError(
+            f"`generator` must be a torch.Generator, got {value!r}. "
+            "Use `torch.Generator().manual_seed(...)`."
+        )
+
+
+def check_dim(option: str, dim: object, rank: int) -> None:
+    """Refuse a dimension that a tensor of this rank does not have; a 0-d tensor has one."""
     size = max(rank, 1)
-    for dim in dims if isinstance(dims, tuple) else (dims,):
-        if not isinstance(dim, int) or not -size <= dim < size:
-            raise OptionError(
-                f"`{option}` must be a dimension of the input, which has {rank}, got {dim!r}. "
-                f"Use a number from {-size} to {size - 1}."
-            )
+    if not isinstance(dim, int) or isinstance(dim, bool) or not -size <= dim < size:
+        raise OptionError(
+            f"`{option}` must be a dimension of the input, which has {rank}, got {dim!r}. "
+            f"Use a number from {-size} to {size - 1}."
+        )
+
+
+def check_dims(option: str, dims: object, rank: int) -> None:
+    """Refuse one or several dimensions that a tensor does not have, and one named twice."""
+    several: list[Any] = list(dims) if isinstance(dims, tuple | list) else [dims]
+    for dim in several:
+        check_dim(option, dim, rank)
+    if len({dim % max(rank, 1) for dim in several}) < len(several):
+        raise OptionError(
+            f"`{option}` must name each dimension once, got {dims!r}. "
+            "Use each number once; negative ones count from the end."
+        )
 
 
 def check_tensor(name: str, value: object) -> None:

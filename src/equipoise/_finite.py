@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise._context import whole
-from equipoise._errors import InputTypeError, NonFiniteError
+from equipoise._errors import InputTypeError, NonFiniteError, names_its_options
 
 
+@names_its_options
 def check_finite(
     x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], /, *, name: str = "x"
 ) -> None:
@@ -21,7 +22,8 @@ def check_finite(
     ``dict(model.named_parameters())``. Waits for the device once, however many there are.
 
     *At the edge:* +inf and −inf count together. Integers, bools and empty tensors are finite;
-    complex numbers are when both parts are.
+    complex numbers are when both parts are. A sparse tensor (COO) is looked at where it holds
+    something, and has the index of the whole; nested ones and other layouts are refused.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -46,19 +48,25 @@ def check_finite(
 @dataclass(frozen=True)
 class _Finding:
     name: str
-    shape: torch.Size
+    tensor: Tensor
     nan: int
     inf: int
     first: int
 
     def in_words(self, *, first: bool) -> str:
         counts = [f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "inf")) if n]
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(self.first), self.shape))
         asked = f"`{self.name}` must be finite, got" if first else f"`{self.name}` has"
         return (
-            f"{asked} {' and '.join(counts)} among {self.shape.numel()} entries, "
-            f"first at index {index}"
+            f"{asked} {' and '.join(counts)} among {self.tensor.numel()} entries, "
+            f"first at index {_index(self.tensor, self.first)}"
         )
+
+
+def _index(x: Tensor, flat: int) -> tuple[int, ...]:
+    """Where the entry of a flat index lies; in a sparse tensor, of a flat index into its values."""
+    place = torch.unravel_index(torch.tensor(flat), _stored(x).shape)
+    index = tuple(int(i) for i in place)
+    return (*x.indices()[:, index[0]].tolist(), *index[1:]) if x.is_sparse else index
 
 
 def _named(x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -73,19 +81,33 @@ def _named(x: Tensor | Iterable[Tensor] | Mapping[str, Tensor], name: str) -> di
     for label, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputTypeError(
-                f"`{label}` must be a tensor, got {type(tensor).__name__}. Use `torch.as_tensor`."
+                f"`{label}` must be a tensor, got {type(tensor).__name__}. {_advice(tensor)}"
+            )
+        if tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo):
+            got = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+            raise InputTypeError(
+                f"`{label}` must be dense or sparse COO, got {got}. Use `.values()`."
             )
     return tensors
 
 
+def _advice(x: object) -> str:
+    if hasattr(x, "named_parameters"):
+        return "Use `dict(model.named_parameters())`."
+    if isinstance(x, tuple):
+        return "Use `dict(...)` of pairs of a name and a tensor."
+    return "Use no entry where there is no gradient." if x is None else "Use `torch.as_tensor`."
+
+
 def _findings(tensors: dict[str, Tensor]) -> list[_Finding]:
-    inexact = {n: t for n, t in tensors.items() if t.numel() and not _is_exact(t)}
+    settled = {n: t.detach().coalesce() if t.is_sparse else t for n, t in tensors.items()}
+    inexact = {n: t for n, t in settled.items() if _stored(t).numel() and not _is_exact(t)}
     if not inexact:
         return []
     device = next(iter(inexact.values())).device
     figures = torch.stack([_figures(t).to(device) for t in inexact.values()]).tolist()
     return [
-        _Finding(name, tensor.shape, *row)
+        _Finding(name, tensor, *row)
         for (name, tensor), row in zip(inexact.items(), figures, strict=True)
     ]
 
@@ -94,8 +116,15 @@ def _is_exact(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex())
 
 
+def _stored(x: Tensor) -> Tensor:
+    """The entries that a tensor holds: of a sparse one those that may differ from 0."""
+    return x.values() if x.is_sparse else x
+
+
 def _figures(x: Tensor) -> Tensor:
     """Number of NaN, number of infinities, flat index of the first of either."""
-    bad = whole(~x.detach().isfinite())
-    nan = whole(x.detach().isnan().sum())
+    x = _stored(x).detach()
+    x = x.float() if x.itemsize == 1 else x  # torch cannot ask every float8 whether it is finite
+    bad = whole(~x.isfinite())
+    nan = whole(x.isnan().sum())
     return torch.stack([nan, bad.sum() - nan, bad.flatten().to(torch.uint8).argmax()])

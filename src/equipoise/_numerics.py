@@ -168,7 +168,8 @@ def divide(total: Tensor, by: Tensor | float) -> Tensor:
 def vector_norm(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
     """Euclidean norm; at the zero vector 0, with first and second derivative 0.
 
-    The entries are scaled by the largest of them, so that squares neither overflow nor vanish.
+    The entries are scaled by the largest of them, so that squares neither overflow nor vanish. A
+    vector of nothing but subnormal numbers counts as zero.
     """
     y, scale = _scaled(x, dim)
     squares = y.square().sum(_dims(x, dim), keepdim=True)
@@ -191,9 +192,9 @@ def unit(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:
-    if dim is None or dim == ():
+    if dim is None or dim in ((), []):
         return tuple(range(x.dim()))
-    return (dim,) if isinstance(dim, int) else dim
+    return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
 def _scaled(x: Tensor, dim: Dims) -> tuple[Tensor, Tensor]:
@@ -205,10 +206,10 @@ def _scaled(x: Tensor, dim: Dims) -> tuple[Tensor, Tensor]:
     # A process that holds no part of a distributed tensor has no largest entry, but it has a sum,
     # which serves as well.
     largest = (sizes.sum if distributed(x) else sizes.amax)(_dims(x, dim), keepdim=True)
-    usable = largest.isfinite() & (largest > 0)
-    # The root of the smallest number is low enough: no square is lost above it. Any lower, and
-    # 1/scale would overflow in the derivatives.
-    scale = torch.where(usable, largest, 1.0).clamp(min=torch.finfo(x.dtype).tiny ** 0.5)
+    # Below the smallest normal number the inverse overflows, and with it every derivative. Such
+    # entries stay as they are: their squares are 0, so that the vector counts as zero.
+    usable = largest.isfinite() & (largest >= torch.finfo(x.dtype).tiny)
+    scale = torch.where(usable, largest, 1.0)
     return x / scale, scale
 
 
@@ -219,7 +220,9 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     entries in any grouping, where `torch.linalg.vector_norm` on the CPU loses 4e-2 (measured).
     """
     with torch.no_grad():
-        tensors = [real_entries(tensor) for tensor in tensors]
+        # A sparse gradient may hold an entry in parts, which belong together before the square.
+        stored = [t.coalesce().values() if t.is_sparse else t for t in tensors]
+        tensors = [real_entries(tensor) for tensor in stored]
         wide = [norm64(tensor) for tensor in tensors]
         device = wide[0].device
         together: Tensor = torch.linalg.vector_norm(torch.stack([w.to(device) for w in wide]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -13,7 +13,7 @@ Reduction = Literal["sum", "mean", "none"]
 Tensors = Tensor | Iterable[Tensor]
 """One tensor, or several that count as one long vector (the parameters of a model)."""
 
-Dims = int | tuple[int, ...] | None
+Dims = int | Sequence[int] | None
 """One dimension, several, or all of them."""
 
 ScalarFunction = Callable[[Tensor], Tensor]

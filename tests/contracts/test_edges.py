@@ -29,7 +29,7 @@ def assert_finite_to_second_order(member: Member, inputs: tuple[Tensor, ...]) ->
 
 
 @pytest.mark.parametrize("member", ON_REALS, ids=lambda m: m.id)
-@pytest.mark.parametrize("number", [0.0, 1.0, -1.0, 1e-12, 1e-8, 1e8], ids=str)
+@pytest.mark.parametrize("number", [0.0, 1.0, -1.0, 1e-310, 1e-40, 1e-12, 1e-8, 1e8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_constant_inputs(member: Member, number: float, dtype: torch.dtype) -> None:
     """Zero vectors, equal vectors, parallel rows, tiny and large entries: all finite."""
@@ -135,6 +135,15 @@ def test_an_empty_mask_is_zero(name: str) -> None:
         assert value.item() == 0
         for gradient in torch.autograd.grad(value, inputs):
             assert not gradient.any()
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.id)
+def test_nan_that_counts_propagates(member: Member) -> None:
+    """One NaN that no mask covers, in any input, makes the value NaN: nothing hides it as a 0."""
+    for place, _ in enumerate(member.shapes):
+        inputs = [x.detach() for x in member.inputs()]
+        inputs[place].flatten()[0] = torch.nan
+        assert member.call(*inputs).isnan().any()
 
 
 def test_a_flat_function_has_a_finite_penalty() -> None:

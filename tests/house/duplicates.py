@@ -79,10 +79,14 @@ def _functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
 def _ignored(tree: ast.Module) -> Iterator[tuple[int, int]]:
     """The lines of imports, exports, signatures and docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) or _is_export(node) or _is_text(node):
+        if isinstance(node, ast.stmt) and _may_repeat(node):
             yield node.lineno, node.end_lineno or node.lineno
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.body[0].lineno - 1
+
+
+def _may_repeat(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom) or _is_export(node) or _is_text(node)
 
 
 def _is_export(node: ast.AST) -> bool:

@@ -13,11 +13,12 @@ from pathlib import Path
 # From the bottom to the top, by the first name below the package. The package itself is above all.
 LAYERS = (
     {"_types", "_errors"},
-    {"_numerics", "_finite", "_logspace", "_context", "_host", "_probes", "_table"},
+    {"_numerics", "_finite", "_logspace", "_context", "_host", "_probes", "_edges", "_table"},
     {"penalties", "transforms", "kernels"},
     {
         "schedules",
         "_term",
+        "_inputs",
         "_base",
         "_gradients",
         "_recorder",
@@ -25,6 +26,8 @@ LAYERS = (
         "_ahead",
         "_one_pass",
         "_compiled",
+        "_fusable",
+        "_formulas",
         "_kernels",
         "_fast",
         "_run",

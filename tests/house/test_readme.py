@@ -12,6 +12,7 @@ from tests.house.paths import ROOT
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 HOME_OF_SOMEONE = re.compile(r"/(?:root|home|Users)/")
 
 
@@ -45,9 +46,9 @@ def repository_files() -> list[Path]:
     return list(files_below(ROOT, [".git", *(line.rstrip("/") for line in lines if line)]))
 
 
-@pytest.mark.parametrize("command", ["make demo", "make test"])
+@pytest.mark.parametrize("command", ["make demo", "make test", "What it is not"])
 def test_the_first_screen_shows_the_command(command: str) -> None:
-    """A reader meets the two commands in the first forty lines."""
+    """A reader meets the two commands, and what this is not, in the first forty lines."""
     assert command in "\n".join(text_of(README).splitlines()[:40])
 
 
@@ -57,6 +58,19 @@ def test_the_examples_run(page: Path) -> None:
     namespace: dict[str, object] = {"__name__": page.stem}
     for block in python_blocks(text_of(page)):
         exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file of the repository."""
+    links = LINK.findall(text_of(page))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_link_is_seen() -> None:
+    """Relative ones are, with or without a place in the page; others are not."""
+    text = "[a](docs/a.md) [b](../b.png#there) [c](https://example.org) [d](#below)"
+    assert LINK.findall(text) == ["docs/a.md", "../b.png"]
 
 
 def test_the_readme_has_examples() -> None:

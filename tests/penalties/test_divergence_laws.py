@@ -218,6 +218,14 @@ def test_a_floor_makes_an_infinite_divergence_finite(from_logits: bool) -> None:
     assert_close(kl(HALF, FIRST), 0.5 * math.log(0.5) + 0.5 * (math.log(0.5) + 2.0))
 
 
+def test_a_floor_holds_up_a_row_in_which_nothing_is_possible() -> None:
+    """Of logits that are all −inf only the floor is left: Σ p·(log p + 2), which is 2 − ln 2."""
+    nothing = torch.full((3,), -math.inf, dtype=torch.float64)
+    kl = partial(eq.kl_divergence, from_logits=True, floor=-2.0)
+    assert_close(kl(HALF, nothing), 2.0 - math.log(2))
+    assert_zero_gradients(lambda q: kl(HALF, q), nothing)
+
+
 def test_a_floor_does_not_touch_what_lies_above() -> None:
     """A floor below every log-probability changes nothing, so neither value nor gradient differ."""
     p, q = torch.randn(2, 4, 5, dtype=torch.float64)

@@ -329,10 +329,10 @@ def test_the_root_mean_square_does_not_depend_on_the_size(x: Tensor, target: flo
 
 
 @every_norm
-@pytest.mark.parametrize("dim", [1, -2, (0, 2), (-1,)], ids=str)
+@pytest.mark.parametrize("dim", [1, -2, (0, 2), (-1,), [0, -1]], ids=str)
 @given(x=tensors(2, 3, 4), reduction=every_reduction)
 def test_each_norm_is_taken_over_its_dimensions(
-    norm: str, reduction: str, dim: int | tuple[int, ...], x: Tensor
+    norm: str, reduction: str, dim: int | tuple[int, ...] | list[int], x: Tensor
 ) -> None:
     """Over `dim` every slice has its own distance; the reduction is over the slices."""
     dims = (dim,) if isinstance(dim, int) else dim
@@ -361,6 +361,18 @@ def test_no_output_has_a_finite_second_derivative(norm: str) -> None:
     (x,) = leaves(torch.zeros(3, dtype=torch.float64))
     hessian = torch.autograd.functional.hessian(partial(eq.output_magnitude, norm=norm), x)
     assert_equal(hessian, torch.zeros(3, 3))
+
+
+@every_norm
+@pytest.mark.parametrize("entry", [math.inf, -math.inf])
+def test_an_infinite_output_is_infinitely_far(norm: str, entry: float) -> None:
+    """One infinite entry makes the distance inf; in rows, only that of its own."""
+    x = torch.tensor([[1.0, entry], [0.6, 0.8]])
+    magnitude = partial(eq.output_magnitude, norm=norm)
+    assert_equal(magnitude(x), math.inf)
+    rows = magnitude(x, dim=-1, reduction="none")
+    assert_equal(rows[0], math.inf)
+    assert_equal(rows[1], magnitude(x[1]))
 
 
 # Rounding ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tests.penalties.assertions import (
     assert_equal,
     assert_same_function,
     assert_zero_gradients,
+    value_and_gradients,
 )
 from tests.penalties.inputs import nonzero
 
@@ -260,6 +261,19 @@ def test_zero_rows_change_nothing(
 
 @every_mode
 @both_lengths
+@pytest.mark.parametrize("d", [4, 8])
+def test_zero_rows_between_others_have_gradient_zero(mode: str, normalize: bool, d: int) -> None:
+    """Exactly 0, though the rounding of a decomposition would give them a part in it."""
+    penalty = partial(eq.orthogonality, mode=mode, normalize=normalize)
+    for _ in range(20):
+        m = torch.randn(8, d)
+        m[[0, 2]] = 0
+        _, (slope,) = value_and_gradients(penalty, m)
+        assert_equal(slope[[0, 2]], torch.zeros(2, d))
+
+
+@every_mode
+@both_lengths
 @pytest.mark.parametrize("shape", [(3, 4), (4, 3)], ids=str)
 def test_nothing_but_zero_rows_costs_nothing(
     mode: str, normalize: bool, shape: tuple[int, int]
@@ -269,6 +283,44 @@ def test_nothing_but_zero_rows_costs_nothing(
         penalty = partial(eq.orthogonality, mode=mode, normalize=normalize, reduction=reduction)
         assert_equal(penalty(torch.zeros(shape)), 0.0)
         assert_zero_gradients(penalty, torch.zeros(shape))
+
+
+@smooth_mode
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_rows_among_many_zeros_are_never_below_zero(mode: str, reduction: str) -> None:
+    """Orthonormal rows in a long padded sequence: no rounding makes the value negative."""
+    penalty = partial(eq.orthogonality, mode=mode, reduction=reduction)
+    padded = [torch.cat([orthonormal(3, 4).float(), torch.zeros(20, 4)]) for _ in range(50)]
+    values = torch.stack([penalty(m) for m in padded])
+    assert (values >= 0).all()
+    # Sums of about four squares near 1 in float32.
+    assert_close(values, torch.zeros(50), within=1e-5)
+
+
+@every_mode
+@both_lengths
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_what_is_not_finite_propagates(mode: str, normalize: bool, bad: float) -> None:
+    """NaN and inf reach value and gradient; no mode stops the training with an error of its own."""
+    penalty = partial(eq.orthogonality, mode=mode, normalize=normalize)
+    for shape in SHAPES:
+        m = matrix(*shape)
+        m[1, 2] = bad
+        value, (slope,) = value_and_gradients(penalty, m)
+        assert not value.isfinite()
+        assert not slope.isfinite().all()
+
+
+@every_mode
+def test_what_is_not_finite_stays_in_its_sample(mode: str) -> None:
+    """One Gram matrix a sample: the gradient of the other samples is their own."""
+    x = matrix(2, 3, 4)
+    x[0, 1, 2] = torch.nan
+    penalty = partial(eq.orthogonality, mode=mode)
+    value, (slope,) = value_and_gradients(partial(penalty, per_sample=True), x)
+    _, (wanted,) = value_and_gradients(penalty, x[1])
+    assert value.isnan()
+    assert_close(slope[1], wanted)
 
 
 # Means that do not grow --------------------------------------------------------------------------

@@ -327,6 +327,15 @@ def test_a_denominator_replaces_the_count(
 
 
 @every_case
+def test_a_denominator_of_one_entry_is_a_number(name: str) -> None:
+    """A count that came as a tensor of one entry, whatever its shape, leaves a scalar."""
+    penalty, inputs = drawn(name, torch.randn(2, ROWS, VOCABULARY), from_logits=True)
+    for shape in ((1,), (1, 1)):
+        counted = penalty(*inputs, denominator=torch.full(shape, 8))
+        assert_equal(counted, penalty(*inputs, denominator=8))
+
+
+@every_case
 @few
 @given(both=pairs)
 def test_accumulated_parts_give_the_whole(name: str, both: Tensor) -> None:

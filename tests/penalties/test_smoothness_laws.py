@@ -143,6 +143,13 @@ def test_no_samples_cost_nothing() -> None:
     assert_equal(eq.gradient_penalty(half_square, x, reduction="none"), torch.zeros(0))
 
 
+@every_norm
+def test_samples_of_no_entries_are_flat(norm: str) -> None:
+    """A sample without entries has the gradient norm 0, and costs target²."""
+    value = eq.gradient_penalty(lambda x: x.sum(-1), torch.zeros(3, 0), norm=norm, target=2.0)
+    assert_equal(value, 4.0)
+
+
 def test_a_number_is_one_sample() -> None:
     """A 0-d input has one norm: the slope of 3·x is 3."""
     assert_equal(eq.gradient_penalty(lambda x: 3 * x, torch.tensor(2.0)), 4.0)
@@ -251,6 +258,16 @@ def test_it_works_without_a_graph(per: str) -> None:
     assert not value.requires_grad
 
 
+@every_per
+def test_it_works_in_inference_mode(per: str) -> None:
+    """To evaluate a critic, inference mode serves as well as `torch.no_grad`."""
+    model, x = critic(), torch.randn(5, WIDTH, dtype=torch.float64)
+    wanted = eq.gradient_penalty(model, x, per=per)
+    with torch.inference_mode():
+        for point in (x, x.clone()):  # the second is made here, and could not be recorded
+            assert_close(eq.gradient_penalty(model, point, per=per), wanted)
+
+
 # Between two batches -----------------------------------------------------------------------------
 
 
@@ -328,6 +345,16 @@ def test_it_is_the_gradient_penalty_in_between(options: dict[str, object]) -> No
     between = 0.25 * x + 0.75 * reference
     value = eq.interpolated_gradient_penalty(half_square, x, reference, epsilon=0.25, **options)
     assert_close(value, eq.gradient_penalty(half_square, between, **options))
+
+
+def test_the_precision_is_that_of_the_first_batch() -> None:
+    """A reference in another precision is taken into that of x."""
+    x, reference = torch.randn(5, WIDTH), torch.randn(5, WIDTH, dtype=torch.float64)
+    value = eq.interpolated_gradient_penalty(half_square, x, reference, epsilon=0.25)
+    assert value.dtype == torch.float32
+    wanted = eq.gradient_penalty(half_square, 0.25 * x + 0.75 * reference.float())
+    # Two float32 routes to one point: a few roundings of 6e-8.
+    assert_close(value, wanted, within=1e-5)
 
 
 def test_both_batches_learn() -> None:
@@ -426,6 +453,15 @@ def test_one_derivative_is_enough_where_nothing_learns() -> None:
 
 
 W = torch.full((4,), 1.5, requires_grad=True)
+
+
+def test_one_derivative_is_enough_beside_the_way_to_the_input() -> None:
+    """A function of parameters alone is differentiated once, and so may be one that has no more."""
+    x, w = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0], requires_grad=True)
+    value = eq.gradient_penalty(lambda x: half_square(x) * SquareOnce.apply(w).sum(), x)
+    # The gradient is x·Σw², of length 25; the penalty (5·Σw² − 1)², with slope 2·24·5·2·w.
+    assert_equal(value, 576.0)
+    assert_equal(torch.autograd.grad(value, w)[0], 480 * w)
 
 
 @pytest.mark.parametrize(

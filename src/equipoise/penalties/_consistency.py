@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._errors import check_choice, check_dims, check_same_shape, names_its_options
+from equipoise._errors import check_choice, check_dim, check_same_shape, names_its_options
 from equipoise._logspace import log_probabilities, symmetric_divergence
 from equipoise._numerics import check_mask, full_precision, reduce, select, unit
 from equipoise._types import Reduction
@@ -48,7 +48,7 @@ def consistency(
     check_choice("metric", metric, ("mse", "l1", "cosine", "kl"))
     check_choice("stop_gradient", stop_gradient, (None, "first", "second"))
     check_same_shape("a", a, "b", b)
-    check_dims("dim", dim, a.dim())
+    check_dim("dim", dim, a.dim())
     a = full_precision(a.detach() if stop_gradient == "first" else a)
     b = full_precision(b.detach() if stop_gradient == "second" else b)
     if metric in ("mse", "l1"):

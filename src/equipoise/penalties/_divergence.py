@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise._errors import (
     OptionError,
     check_choice,
+    check_flag,
     check_number,
     check_same_shape,
     names_its_options,
@@ -73,6 +74,7 @@ def kl_divergence(
     """
     check_choice("direction", direction, ("forward", "reverse", "symmetric"))
     check_number("temperature", temperature, above=0.0)
+    check_flag("temperature_squared", temperature_squared)
     if floor is not None:
         check_number("floor", floor, high=0.0)
     check_same_shape("p", p, "q", q)
@@ -134,6 +136,7 @@ def js_divergence(
     """
     check_choice("base", base, ("e", 2))
     check_number("beta", beta, low=0.0, high=1.0)
+    check_flag("normalized", normalized)
     if beta in (0.0, 1.0) and not normalized:
         raise OptionError(
             f"`beta` must lie between 0 and 1, where the divergence is not always 0, got {beta!r}. "

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._errors import check_choice, check_number, names_its_options
+from equipoise._errors import check_choice, check_flag, check_number, names_its_options
 from equipoise._logspace import entropy_of
 from equipoise._numerics import reduce
 from equipoise._types import Reduction
@@ -52,6 +52,7 @@ def entropy(
         tensor(1.)
     """
     check_choice("mode", mode, ("penalty", "bonus"))
+    check_flag("normalize", normalize)
     check_number("temperature", temperature, above=0.0)
     sign = 1.0 if mode == "penalty" else -1.0
 

@@ -51,6 +51,7 @@ def l1(
         >>> eq.l1([torch.ones(2), -torch.ones(3)], reduction="mean", scale=0.5)
         tensor(0.5000)
     """
+    check_number("scale", scale)
     tensors, masks = pieces("x", x, mask)
     return scale * reduce([t.abs() for t in tensors], masks, reduction=reduction)
 
@@ -97,6 +98,7 @@ def l2(
             "`clip_mode='huber'` needs the point where the line begins, got clip=None. "
             "Use `clip=1.0`."
         )
+    check_number("scale", scale)
     tensors, masks = pieces("x", x, mask)
     if center is not None:
         middle = _center(center, tensors, masks)
@@ -151,6 +153,7 @@ def elastic_net(
         tensor(4.5000)
     """
     check_number("l1_ratio", l1_ratio, low=0.0, high=1.0)
+    check_number("scale", scale)
     tensors, masks = pieces("x", x, mask)
     return scale * reduce([_mixed(t, l1_ratio) for t in tensors], masks, reduction=reduction)
 

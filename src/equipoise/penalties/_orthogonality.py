@@ -14,7 +14,9 @@ from equipoise._errors import (
     OptionError,
     check_choice,
     check_count,
-    check_dims,
+    check_dim,
+    check_flag,
+    check_generator,
     check_tensor,
     names_its_options,
 )
@@ -58,8 +60,9 @@ def orthogonality(
     The smaller of M·Mᵀ and Mᵀ·M is formed, so memory is min(n, d)² a Gram matrix.
 
     *At the edge:* zero rows count for nothing, with gradient 0. One row gives 0 in soft mode. Empty
-    gives 0. Half precision and autocast are computed in float32. ``"srip"`` has a second derivative
-    only where the outermost singular value is simple, and its decomposition waits for the device.
+    gives 0. NaN and inf propagate. Half precision and autocast are computed in float32. ``"srip"``
+    has a second derivative only where the outermost singular value is simple, and its decomposition
+    waits for the device.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -71,6 +74,9 @@ def orthogonality(
     """
     check_choice("mode", mode, ("soft", "hard", "spectral", "srip"))
     check_choice("reduction", reduction, ("sum", "mean"))
+    check_flag("normalize", normalize)
+    check_flag("per_sample", per_sample)
+    check_generator(generator)
     check_tensor("x", x)
     rows = _matrices(full_precision(x), axis, per_sample)
     if sample is not None:
@@ -110,7 +116,7 @@ def _matrices(x: Tensor, axis: Axis | int, per_sample: bool) -> Tensor:
 
 def _row_dim(axis: Axis | int, dims: int) -> int:
     if isinstance(axis, int):
-        check_dims("axis", axis, dims)
+        check_dim("axis", axis, dims)
         return axis % dims
     check_choice("axis", axis, ("rows", "sequence", "vocabulary"))
     return dims - 1 if axis == "vocabulary" else dims - 2
@@ -151,10 +157,14 @@ def _off_diagonal(rows: Tensor) -> Tensor:
     """Σ_{i≠j} G_ij², from whichever Gram matrix is smaller."""
     if rows.shape[-2] <= rows.shape[-1]:
         return 2 * (rows @ rows.mT).triu(1).square().sum((-2, -1))
-    # ‖M·Mᵀ‖² = ‖Mᵀ·M‖². What is subtracted cannot come close to it: with more rows than columns
-    # the rows cannot all be orthogonal.
+    # ‖M·Mᵀ‖² = ‖Mᵀ·M‖². What is subtracted comes close to it only where most rows are zero.
     lengths = rows.square().sum(-1)
-    return (rows.mT @ rows).square().sum((-2, -1)) - lengths.square().sum(-1)
+    return _raised((rows.mT @ rows).square().sum((-2, -1)) - lengths.square().sum(-1))
+
+
+def _raised(x: Tensor) -> Tensor:
+    """What a rounding made negative as 0, with its own gradient."""
+    return x - x.detach().clamp(max=0)
 
 
 def _spread(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
@@ -167,7 +177,7 @@ def _spread(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
     trace = diagonal.sum(-1)
     deviation = torch.where(counted, diagonal - (trace / size).unsqueeze(-1), 0.0)
     # The last part is 0 unless a tall matrix has fewer non-zero rows than columns.
-    return (
+    return _raised(
         2 * gram.triu(1).square().sum((-2, -1))
         + deviation.square().sum(-1)
         + trace.square() * (1 / size - 1 / rank)
@@ -181,8 +191,11 @@ def _largest_deviation(rows: Tensor, nonzero: Tensor, rank: Tensor) -> Tensor:
     gram = rows @ rows.mT if rows.shape[-2] <= rows.shape[-1] else rows.mT @ rows
     if gram.numel() == 0:
         return rows.sum((-2, -1))
-    squares = torch.linalg.eigvalsh(gram)  # ascending
+    # torch refuses to decompose NaN and inf. Here they propagate as elsewhere, by a sum.
+    finite = gram.detach().isfinite().all(-1).all(-1)
+    squares = torch.linalg.eigvalsh(torch.where(finite[..., None, None], gram, 0.0))  # ascending
     size = gram.shape[-1]
     # Numbered by a sum of ones, and not `arange`, so that a distributed tensor gets its like.
     counted = torch.ones_like(squares).cumsum(-1) > size - rank.unsqueeze(-1)
-    return torch.where(counted, (squares - 1).abs(), 0.0).amax(-1)
+    largest = torch.where(counted, (squares - 1).abs(), 0.0).amax(-1)
+    return torch.where(finite, largest, gram.sum((-2, -1)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from equipoise._context import inside_transform
-from equipoise._errors import InputError, check_count, check_tensor
+from equipoise._errors import InputError, check_count, check_flag, check_tensor
 from equipoise._logspace import log_probabilities
 from equipoise._numerics import check_mask, full_precision
 
@@ -47,6 +47,11 @@ class Given:
     from_logits: bool
     temperature: float
     check: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what is no flag."""
+        check_flag("from_logits", self.from_logits)
+        check_flag("check", self.check)
 
     @property
     def normalized(self) -> bool:

@@ -22,6 +22,8 @@ from equipoise._errors import (
     OptionError,
     check_choice,
     check_fits,
+    check_flag,
+    check_generator,
     check_number,
     check_same_shape,
     check_tensor,
@@ -51,8 +53,9 @@ def gradient_penalty(
     ``fn`` maps the batch to a scalar or to one value a sample, which are summed. Samples must not
     influence one another, and a mean over the batch would divide every gradient by its size.
     ``per="sample"`` takes one norm for each entry of the first dimension, ``"batch"`` one over
-    everything. ``sided="one"`` penalises only norms above the target.
-    ``squared=True`` is ``mean ‖g‖²``, without a target (R1; Mescheder et al. 2018).
+    everything; ``norm`` says which: ``"l1"``, Σ|g|, and ``"linf"``, max |g|, beside the Euclidean.
+    ``sided="one"`` penalises only norms above the target. ``squared=True`` is ``mean ‖g‖²``,
+    without a target (R1; Mescheder et al. 2018).
 
     The penalty may be differentiated with respect to the parameters of ``fn``, to ``x``, and under
     `torch.compile`, where the gradient is taken inside with `torch.func`: compile the step that
@@ -61,7 +64,7 @@ def gradient_penalty(
     *At the edge:* where the gradient is 0 the value is target² with finite first and second
     derivatives. Without samples the value is 0. A function that does not depend on ``x`` is
     refused, and so is one with an operation that has no second derivative (fused attention), by
-    name; compiled code cannot be asked and leaves both to torch.
+    name; compiled code and inference mode cannot be asked and leave both to torch.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -74,11 +77,13 @@ def gradient_penalty(
     check_choice("sided", sided, ("two", "one"))
     check_choice("norm", norm, ("l2", "l1", "linf"))
     check_number("target", target)
+    check_flag("squared", squared)
     if squared and sided == "one":
         raise OptionError(
             "`squared=True` has no target to be on one side of, got sided='one'. "
             "Use one of the two."
         )
+    _check_function(fn)
     check_tensor("x", x)
     gradient = full_precision(_input_gradient(fn, x))
     lengths = _lengths(gradient, norm, squared=squared, whole=per == "batch" or x.dim() == 0)
@@ -119,6 +124,8 @@ def interpolated_gradient_penalty(
         >>> eq.interpolated_gradient_penalty(critic, fake, real, epsilon=0.5, squared=True).detach()
         tensor(0.5000)
     """
+    _check_function(fn)
+    check_generator(generator)
     check_same_shape("x", x, "reference", reference)
     between = torch.lerp(reference.to(x.dtype), x, _epsilon(epsilon, generator, x))
     return gradient_penalty(
@@ -131,6 +138,14 @@ def interpolated_gradient_penalty(
         squared=squared,
         reduction=reduction,
     )
+
+
+def _check_function(fn: object) -> None:
+    if not callable(fn):
+        raise InputTypeError(
+            f"`fn` must be a function of a tensor, got {type(fn).__name__}. "
+            "Use the function first, then its argument."
+        )
 
 
 def _epsilon(
@@ -150,7 +165,7 @@ def _epsilon(
 
 def _input_gradient(fn: ScalarFunction, x: Tensor) -> Tensor:
     """∂ Σ fn(x) / ∂x, which may itself be differentiated."""
-    if compiling() or inside_transform():
+    if compiling() or inside_transform() or torch.is_inference_mode_enabled():
         inside: Tensor = torch.func.grad(lambda z: _summed(fn(z), z))(x)
         return inside
     differentiable = torch.is_grad_enabled()

@@ -19,7 +19,8 @@ def grad_norm(fn: ScalarFunction, x: Float[Tensor, "..."], /) -> Float[Tensor, "
 
     *At the edge:* squares add up in float64, so that the relative error stays below 1e-6 for 10⁸
     entries. What cannot be differentiated is refused with the reason; it never becomes 0. A
-    gradient with NaN has norm NaN. Half precision is returned as float32.
+    gradient with NaN has norm NaN, a sparse one that of what it holds. Half precision is returned
+    as float32.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -27,6 +28,15 @@ def grad_norm(fn: ScalarFunction, x: Float[Tensor, "..."], /) -> Float[Tensor, "
         tensor(7.4833)
     """
     check_tensor("x", x)
+    if not callable(fn):
+        raise InputTypeError(
+            f"`fn` must be a function of one tensor, got {type(fn).__name__}. Use `lambda x: ...`."
+        )
+    if torch.is_inference_mode_enabled():
+        raise GradientError(
+            "`grad_norm` must differentiate, got a call under `torch.inference_mode`. "
+            "Use `torch.no_grad` around it."
+        )
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         value = fn(leaf)
