@@ -108,6 +108,18 @@ def _clips() -> list[Member]:
             "fraction",
             lambda: transforms.clip_by_norm_history(12.5, window=3),
         ),
+        Member(
+            "clip_by_norm_history",
+            "scheduled",
+            lambda: transforms.clip_by_norm_history(schedules.linear(80, 20, 3), window=3),
+            breaks=HOST,
+        ),
+        Member(
+            "clip_by_zscore",
+            "scheduled",
+            lambda: transforms.clip_by_zscore(schedules.linear(0.8, 0.2, 3), window=4, warmup=1),
+            breaks=HOST,
+        ),
         Member("clip_by_zscore", "", lambda: transforms.clip_by_zscore(0.5, window=4, warmup=1)),
         Member("adaptive_clip", "unit", lambda: transforms.adaptive_clip(0.05), sparse=False),
         Member(
@@ -150,6 +162,13 @@ def _decays() -> list[Member]:
         *both("add_l2_decay", transforms.add_l2_decay),
         *both("add_l1_decay", transforms.add_l1_decay),
         *both("add_elastic_net_decay", transforms.add_elastic_net_decay),
+        Member(
+            "add_elastic_net_decay",
+            "scheduled",
+            lambda: transforms.add_elastic_net_decay(0.1, schedules.linear(0.0, 1.0, 3)),
+            breaks=HOST,
+            sparse=False,
+        ),
         Member(
             "add_noise",
             "",

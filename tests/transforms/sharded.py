@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+import equipoise as eq
 from equipoise import transforms
 from tests.transforms.members import FUNCTIONAL, Member
 
@@ -29,8 +33,15 @@ SPREAD: dict[str, tuple[tuple[int, ...], str]] = {
     "plain": ((2, 3), "plain"),
     "replicated": ((3, 2), "replicated"),
     "convolution": ((3, 2, 2, 2), "rows"),
+    "four here, three there": ((7,), "rows"),
+    "three and three": ((6,), "rows"),
+    "strided": ((4, 3), "strided"),
 }
-"""Shapes of whole parameters, and how each is spread over two processes."""
+"""Shapes of whole parameters, and how each is spread over two processes.
+
+Some shards have one shape on one process and two on the other. Strided ones are what FSDP2 makes of
+rows that tensor parallelism has dealt out before.
+"""
 
 SHARDED = [m for m in FUNCTIONAL if m.factory != "add_noise" and m.id != "snapshot-peak"]
 """Noise differs from shard to shard, and that figure is the user's."""
@@ -52,7 +63,12 @@ def with_nan(tensors: list[Tensor]) -> list[Tensor]:
 
 def spread(tensors: list[Tensor], mesh: DeviceMesh) -> list[Tensor]:
     """Whole tensors as the table spreads them."""
-    placements = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}
+    placements = {
+        "rows": Shard(0),
+        "columns": Shard(1),
+        "replicated": Replicate(),
+        "strided": _StridedShard(0, split_factor=2),
+    }
     return [
         x.clone() if how == "plain" else distribute_tensor(x.clone(), mesh, [placements[how]])
         for x, (_, how) in zip(tensors, SPREAD.values(), strict=True)
@@ -89,6 +105,17 @@ def with_a_nan(policy: str, place: Callable[[list[Tensor]], list[Tensor]]) -> li
     return gathered(list(out))  # type: ignore[no-any-return]
 
 
+def complaint(mesh: DeviceMesh) -> str:
+    """What the policy to raise says here of a NaN that lies on the second process."""
+    clip = transforms.clip_by_norm(0.5, nonfinite="raise")
+    params = spread(numbers(9), mesh)
+    try:
+        clip.update(spread(with_nan(numbers(0)), mesh), clip.init(params), params)
+    except eq.NonFiniteError as error:
+        return str(error)
+    return "nothing"
+
+
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """The sizes of what is reduced over all processes."""
@@ -112,6 +139,8 @@ COUNTED = {
     "clip_by_norm_history": transforms.clip_by_norm_history,
     "adaptive_clip": transforms.adaptive_clip,
     "centralize": transforms.centralize,
+    "clip_by_percentile, global": lambda: transforms.clip_by_percentile(40),
+    "clip_by_percentile, tensor": lambda: transforms.clip_by_percentile(40, scope="tensor"),
     "clip_by_value": lambda: transforms.clip_by_value(-1, 1),
     "chain": lambda: transforms.chain(
         transforms.snapshot("before"),
@@ -207,9 +236,66 @@ def trained(model: nn.Module, x: Tensor) -> dict[str, Any]:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    metrics = handle.metrics()
-    metrics.pop("adaptive_clip/clipped_fraction")  # of the units that lie here
-    return {"weights": gathered([p.detach() for p in model.parameters()]), "metrics": metrics}
+    weights = gathered([p.detach() for p in model.parameters()])
+    return {"weights": weights, "metrics": handle.metrics()}
+
+
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each layer by itself, then what is left."""
+    for layer in model.children():
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+class Resumable:
+    """Training under FSDP2 that goes through distributed checkpoints."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.model = fully_sharded(network(), mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        noisy = transforms.chain(shaping(), transforms.add_noise(0.01))
+        self.handle = transforms.attach(noisy, self.optimizer)
+        self.states()
+
+    def states(self) -> dict[str, Any]:
+        """What goes into a checkpoint."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "handle": self.handle}
+
+    def steps(self, x: Tensor, number: int) -> None:
+        """Steps on the same inputs."""
+        for _ in range(number):
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def weights(self) -> Any:
+        """The whole ones."""
+        return gathered([p.detach() for p in self.model.parameters()])
+
+
+def resumed(mesh: DeviceMesh, x: Tensor, folder: str) -> dict[str, Any]:
+    """Four steps in a row, and two, a checkpoint, and two more."""
+    straight, first, second = (Resumable(mesh) for _ in range(3))
+    straight.steps(x, 4)
+    first.steps(x, 2)
+    dcp.save(first.states(), checkpoint_id=folder)
+    states = second.states()
+    dcp.load(states, checkpoint_id=folder)
+    set_state_dict(
+        second.model,
+        second.optimizer,
+        model_state_dict=states["model"],
+        optim_state_dict=states["optimizer"],
+    )
+    second.steps(x, 2)
+    return {
+        "straight": straight.weights(),
+        "resumed": second.weights(),
+        "keys": list(states["optimizer"]),
+    }
 
 
 def process(rank: int, folder: str) -> None:
@@ -219,10 +305,6 @@ def process(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     half = batch()[4 * rank : 4 * rank + 4]
-    sharded = network()
-    for layer in (sharded[0], sharded[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
     found: dict[str, Any] = {
         "steps": {m.id: three_steps(m, lambda xs: spread(xs, mesh)) for m in SHARDED},
         "policies": {
@@ -233,7 +315,9 @@ def process(rank: int, folder: str) -> None:
         "noise": noise(mesh),
         "partial": partial_sums(mesh, rank),
         "skipping": skipping(mesh),
-        "fsdp": trained(sharded, half),
+        "complaint": complaint(mesh),
+        "resumed": resumed(mesh, half, f"{folder}/checkpoint"),
+        "fsdp": trained(fully_sharded(network(), mesh), half),
         "ddp": trained(DistributedDataParallel(network()), half),
     }
     torch.save(found, Path(folder) / f"{rank}.pt")

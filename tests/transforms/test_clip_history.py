@@ -90,6 +90,33 @@ def test_the_largest_so_far_is_never_clipped_at_100_percent() -> None:
         assert_same_bits(out, grad)
 
 
+def test_a_percentage_that_follows_a_schedule() -> None:
+    """The percentage of step t is the schedule's at t, whole numbers of it counted exactly."""
+    falling = clip_by_norm_history(lambda step: (100, 50, 0, 101)[step], window=3)
+    assert lengths(falling, [2.0, 8.0, 4.0]) == [2.0, 2.0, 2.0]
+    with pytest.raises(
+        eq.OptionError,
+        match="`percent` must be a finite number at least 0 and at most 100, got 101",
+    ):
+        lengths(falling, [2.0, 8.0, 4.0, 1.0])
+
+
+def test_a_threshold_that_follows_a_schedule() -> None:
+    """The threshold of step t is the schedule's at t: after 1 and 3 the limit is 2 + t · 1."""
+    for last, expected in ((1.0, 3.0), (0.0, 2.0)):
+        clip = clip_by_zscore(lambda step, last=last: last if step == 2 else 9.0, warmup=2)
+        assert lengths(clip, [1.0, 3.0, 9.0])[-1] == pytest.approx(expected, rel=1e-15)
+
+
+def test_how_they_print() -> None:
+    """What is not the default is written, as it would be in code."""
+    assert str(clip_by_norm_history()) == "clip_by_norm_history(10, 1000)"
+    assert (
+        str(clip_by_zscore(2.0, 50, warmup=3, nonfinite="skip"))
+        == "clip_by_zscore(2.0, 50, warmup=3, nonfinite='skip')"
+    )
+
+
 @given(sizes=st.lists(st.floats(0.125, 1e3, width=16), min_size=1, max_size=10))
 def test_zscore_by_hand(sizes: list[float]) -> None:
     """The limit is mean + threshold · deviation of the last norms as clipped, from `warmup` on."""

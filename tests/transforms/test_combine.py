@@ -13,6 +13,8 @@ import equipoise as eq
 from equipoise import transforms
 from equipoise.transforms import (
     GradientTransform,
+    _leaves,
+    _norms,
     chain,
     clip_by_global_norm,
     clip_by_norm,
@@ -79,6 +81,56 @@ def test_neighbours_share_norms_and_agree_with_separate_passes() -> None:
     seen = recorded(state)
     for name, i in (("before", 0), ("between", 2), ("after", 4)):
         assert seen[name].item() == pytest.approx(lengths[i], rel=1e-6)
+
+
+PASSES: dict[str, tuple[GradientTransform, list[str]]] = {
+    "norms of all together": (
+        chain(
+            snapshot("before"),
+            clip_by_global_norm(1.0),
+            snapshot("after"),
+            transforms.clip_by_norm_history(50),
+            clip_by_global_norm(0.5),
+        ),
+        ["total_square", "rescale"],
+    ),
+    "norms of each": (
+        chain(clip_by_norm(0.5), snapshot("between"), clip_by_global_norm(0.3), clip_by_norm(0.1)),
+        ["squared_norms", "rescale_each"],
+    ),
+    "nothing to clip": (
+        chain(clip_by_global_norm(1e3), snapshot("same"), transforms.skip_nonfinite()),
+        ["total_square", "rescale"],  # which looks at the factor, 1, and leaves it at that
+    ),
+    "what writes is measured again": (
+        chain(clip_by_global_norm(1.0), clip_by_value(-0.01, 0.01), snapshot("after")),
+        ["total_square", "rescale", "total_square"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_neighbours_read_and_write_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours measure the gradients in one pass, and rescale them in one more."""
+    passes: list[str] = []
+
+    def counted(module: Any, function: str) -> None:
+        plain = getattr(module, function)
+
+        def call(*args: Any) -> Any:
+            passes.append(function)
+            return plain(*args)
+
+        monkeypatch.setattr(module, function, call)
+
+    for function in ("total_square", "squared_norms", "exact_total_square"):
+        counted(_norms, function)
+    for function in ("rescale", "rescale_each"):
+        counted(_leaves, function)
+    shaping, expected = PASSES[name]
+    torch.manual_seed(0)
+    figures(shaping, [torch.randn(40, 5), torch.randn(300), torch.randn(())])
+    assert passes == expected
 
 
 def test_a_second_clip_by_the_same_limit_does_nothing() -> None:
@@ -351,6 +403,11 @@ def test_refusals() -> None:
         (lambda: once(clip, [torch.ones(2)], [torch.ones(3)]), eq.InputError, r"the shape \(3,\)"),
         (lambda: once(clip, [torch.ones(2)], []), eq.InputError, "each of the 0 parameters, got 1"),
         (lambda: clip.update(torch.ones(2), {}, torch.ones(2)), eq.InputTypeError, "got a tensor"),
+        (
+            lambda: once(clip, [torch.ones(2, dtype=torch.int64)]),
+            eq.InputTypeError,
+            r"`grads\[0\]` must be floating-point or complex, got torch.int64. Use `.float\(\)`",
+        ),
         (lambda: snapshot(""), eq.OptionError, "`name` must be a word, got ''"),
         (
             lambda: once(snapshot("x", lambda gs: gs[0]), [torch.ones(2)]),

@@ -33,6 +33,13 @@ def test_no_transform_is_missing() -> None:
     assert {member.factory for member in MEMBERS} == factories
 
 
+@pytest.mark.parametrize("factory", sorted({member.factory for member in MEMBERS}))
+def test_any_number_may_follow_a_schedule(factory: str) -> None:
+    """No transform has a number, but for counts, that a function of the step cannot stand for."""
+    hints = get_type_hints(getattr(transforms, factory))
+    assert float not in hints.values()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("member", FUNCTIONAL, ids=lambda m: m.id)
 def test_gradients_keep_their_make(member: Member, dtype: torch.dtype) -> None:

@@ -136,6 +136,27 @@ def test_the_state_of_another_window_is_refused() -> None:
         run.handle.load_state_dict(other.handle.state_dict())
 
 
+def test_what_is_no_state_of_a_handle_is_refused() -> None:
+    """The state of a transform alone, or of an optimizer, is an error that says what to give."""
+    run = Run(transforms.clip_by_norm_history(50, window=3))
+    for wrong, got in (({}, "nothing"), (run.handle.state, "'clip_by_norm_history'"), (5, "int")):
+        with pytest.raises(
+            eq.InputError,
+            match=rf"must hold 'state' and 'nonfinite', got {got}. Use what `handle.state_dict",
+        ):
+            run.handle.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+def test_an_update_without_its_state() -> None:
+    """No state, or that of fewer links, is an error that says where one comes from."""
+    params, grads = parameters(), gradients()
+    shaping = transforms.chain(transforms.centralize(), transforms.add_noise())
+    with pytest.raises(eq.InputTypeError, match="`state` must be a dictionary, got NoneType"):
+        shaping.update(grads, None, params)
+    with pytest.raises(eq.InputError, match=r"got none for 'add_noise'. Use `transform.init\("):
+        shaping.update(grads, {"centralize": {}}, params)
+
+
 def test_a_checkpoint_from_before_the_transform() -> None:
     """An optimizer's state without a transform loads, and the transform keeps its own."""
     plain = Run(transforms.identity())

@@ -199,6 +199,22 @@ def test_a_rate_that_follows_a_schedule() -> None:
         assert seen == [0.5, 0.375, 0.375, 0.375]
 
 
+def test_a_ratio_that_follows_a_schedule() -> None:
+    """From all squares to all signs in two steps: −0.5·w, then −0.5·sign(w)."""
+    for decoupled in (False, True):
+        param = nn.Parameter(torch.tensor([4.0]))
+        optimizer = SGD([param], lr=1.0)
+        ratio = eq.schedules.linear(0.0, 1.0, 2)
+        decay = transforms.add_elastic_net_decay(0.5, ratio, decoupled=decoupled)
+        transforms.attach(decay, optimizer)
+        seen = []
+        for _ in range(3):
+            param.grad = torch.zeros(1)
+            optimizer.step()
+            seen.append(param.item())
+        assert seen == [2.0, 1.5, 1.0]
+
+
 @pytest.mark.parametrize("name", DECOUPLED)
 def test_decoupled_needs_an_optimizer(name: str) -> None:
     """The pure update refuses it and says where it belongs."""

@@ -67,6 +67,17 @@ def test_complex_noise_has_the_variance_in_all() -> None:
         assert part.var().item() == pytest.approx(0.25, rel=5 * math.sqrt(2 / N))
 
 
+def test_a_fading_that_follows_a_schedule() -> None:
+    """At step 1 an exponent of 2 leaves a quarter of the variance, half of every entry."""
+    noises = []
+    for exponent in (0.0, 2.0):
+        noise, params = add_noise(1.0, lambda step, e=exponent: e * step), [torch.zeros(5)]
+        _, state = noise.update([torch.zeros(5)], noise.init(params), params)
+        noises.append(noise.update([torch.zeros(5)], state, params)[0][0])
+    assert noises[0] is not None
+    torch.testing.assert_close(noises[1], noises[0] / 2)
+
+
 def test_no_noise() -> None:
     """Variance 0 is the identity."""
     g = torch.randn(5)

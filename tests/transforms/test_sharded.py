@@ -22,6 +22,7 @@ from tests.transforms.sharded import (
     trained,
     with_a_nan,
 )
+from tests.transforms.sharded_twice import MEASURING, TWICE, process_of_four, wider
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,13 @@ def assert_close(got: Any, expected: Any) -> None:
 def test_sharded_is_whole(found: list[dict[str, Any]], member: Member) -> None:
     """Three updates of sharded, replicated and plain gradients are those of the whole ones.
 
-    States and figures too, but for the fraction of `adaptive_clip`, which is of the units here.
+    States and figures too.
     """
     expected = three_steps(member, lambda xs: xs)
     for rank in range(2):
         got = found[rank]["steps"][member.id]
         assert_close(got["grads"], expected["grads"])
-        if member.factory != "adaptive_clip":
-            assert_close(got["states"], expected["states"])
+        assert_close(got["states"], expected["states"])
 
 
 @pytest.mark.parametrize("policy", ["propagate", "zero", "skip"])
@@ -65,6 +65,8 @@ ALL_REDUCES = {
     "clip_by_norm_history": 1,
     "adaptive_clip": 1,
     "centralize": 1,
+    "clip_by_percentile, global": 3,  # one for each digit of float32
+    "clip_by_percentile, tensor": 3,
     "clip_by_value": 0,
     "chain": 1,
 }
@@ -72,8 +74,29 @@ ALL_REDUCES = {
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_one_packed_reduction(found: list[dict[str, Any]], name: str) -> None:
-    """All that a pass needs of the other process comes in one all-reduce; of a chain too."""
+    """All that a pass needs of the other process comes in one all-reduce; of a chain too.
+
+    Percentiles are found in three passes, and so are those of every tensor by itself.
+    """
     assert [found[rank]["reductions"][name] for rank in range(2)] == [ALL_REDUCES[name]] * 2
+
+
+def test_the_process_that_does_not_hold_the_nan_raises_too(found: list[dict[str, Any]]) -> None:
+    """Both name the tensor; how many there are and where, only the one that holds them can say."""
+    here, there = (found[rank]["complaint"] for rank in range(2))
+    assert here == (
+        "gradients must be finite, got NaN or inf in gradient 1, in the part of another process. "
+        "Use its message to see how many."
+    )
+    assert there.startswith("`gradient 1` must be finite, got 1 NaN among 4 entries, first at")
+
+
+def test_a_sharded_run_resumes_bit_by_bit(found: list[dict[str, Any]]) -> None:
+    """Through a distributed checkpoint that drops our key, with the handle saved beside it."""
+    for rank in range(2):
+        run = found[rank]["resumed"]
+        assert run["keys"] == ["state", "param_groups"]
+        assert_same_bits(run["resumed"], run["straight"])
 
 
 def test_noise_of_shards_and_replicas(found: list[dict[str, Any]]) -> None:
@@ -111,6 +134,35 @@ def test_training_over_processes_is_training_in_one(found: list[dict[str, Any]],
     for rank in range(2):
         assert_close(found[rank][how]["weights"], expected["weights"])
         assert found[rank][how]["metrics"] == pytest.approx(expected["metrics"], rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def found_by_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What four processes have found, two by two."""
+    folder = tmp_path_factory.mktemp("twice")
+    mp.spawn(process_of_four, args=(str(folder),), nprocs=4)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(4)]
+
+
+@pytest.mark.parametrize("how", TWICE)
+@pytest.mark.parametrize("member", MEASURING, ids=lambda m: m.id)
+def test_sharded_twice_is_whole(
+    found_by_four: list[dict[str, Any]], member: Member, how: str
+) -> None:
+    """Cut over two dimensions of a mesh, gradients and figures are those of the whole ones."""
+    expected = three_steps(member, lambda xs: xs)
+    for rank in range(4):
+        assert_close(found_by_four[rank]["steps"][how][member.id], expected)
+
+
+def test_fsdp_over_tensor_parallelism(found_by_four: list[dict[str, Any]]) -> None:
+    """Rows dealt out by tensor parallelism and again by FSDP2 train as the whole on one process."""
+    expected = trained(wider(), batch())
+    for rank in range(4):
+        assert_close(found_by_four[rank]["fsdp"]["weights"], expected["weights"])
+        assert found_by_four[rank]["fsdp"]["metrics"] == pytest.approx(
+            expected["metrics"], rel=1e-12
+        )
 
 
 def test_the_whole_is_not_what_lies_here() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise._errors import check_choice
-from equipoise.transforms._amounts import Amount, Amounts
+from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._lists import (
     alike,
@@ -18,7 +18,7 @@ from equipoise.transforms._lists import (
     rescale_rows,
     row_norms,
 )
-from equipoise.transforms._nonfinite import NonFinite, check_policy, heed
+from equipoise.transforms._nonfinite import NonFinite, check_policy, heed, shown
 from equipoise.transforms._shards import Shard, Split, add_over_splits
 from equipoise.transforms._transform import (
     RECORDED,
@@ -31,7 +31,7 @@ from equipoise.transforms._transform import (
 
 def adaptive_clip(
     factor: Amount = 0.01,
-    eps: float = 1e-3,
+    eps: Amount = 1e-3,
     *,
     per: Literal["unit", "tensor"] = "unit",
     nonfinite: NonFinite = "propagate",
@@ -42,7 +42,7 @@ def adaptive_clip(
     dimensions but the first), or a whole tensor of fewer than two dimensions. ``per="tensor"``
     takes every tensor as one unit.
 
-    Records ``clipped_fraction``: the part of the units that were clipped.
+    Records ``clipped_fraction``: the part of the units that were clipped, on all processes.
 
     *At the edge:* ``eps`` lets zero weights move. A unit that is not finite stays as it is and does
     not touch the others; ``nonfinite`` is that of `clip_by_global_norm`. Sparse gradients are
@@ -57,7 +57,7 @@ def adaptive_clip(
         >>> grads[0].norm(dim=1)
         tensor([5.0000e-01, 1.0000e-04])
     """
-    amounts = Amounts(0.0, factor=factor, eps=eps)
+    amounts = Amounts({"factor": AT_LEAST_0, "eps": AT_LEAST_0}, factor=factor, eps=eps)
     check_choice("per", per, ("unit", "tensor"))
     check_policy(nonfinite)
     whole = per == "tensor"
@@ -71,16 +71,15 @@ def adaptive_clip(
             return {**state, RECORDED: {"clipped_fraction": no_figure([])}}
         heed(leaves, nonfinite)
         groups = _groups(leaves, whole=whole)
-        longer, units = no_figure(leaves.tensors), 0
-        for group, factors in zip(groups, _factors(groups, part, least, whole=whole), strict=True):
+        all_factors, longer = _measured(groups, part, least, whole=whole)
+        for group, factors in zip(groups, all_factors, strict=True):
             _rescale(leaves, group, factors)
-            longer = longer + (factors < 1).sum().to(longer)
-            units += factors.numel()
+        pieces = zip(leaves.tensors, leaves.shards, strict=True)
+        units = sum(_units(here, shard, whole=whole) for here, shard in pieces)
         return {**state, RECORDED: {"clipped_fraction": longer / max(1, units)}}
 
     options = "" if per == "unit" else f", per={per!r}"
-    options += "" if nonfinite == "propagate" else f", nonfinite={nonfinite!r}"
-    return in_place(f"adaptive_clip({amounts}{options})", init, apply)
+    return in_place(f"adaptive_clip({amounts}{options}{shown(nonfinite)})", init, apply)
 
 
 @dataclass(frozen=True)
@@ -90,49 +89,106 @@ class _Group:
     places: list[int]
     tensors: list[Tensor]
     params: list[Tensor]
-    splits: tuple[Split, ...]
-    """Those that cut a unit to pieces."""
+    cuts: tuple[Split, ...]
+    """The splits that cut a unit to pieces."""
+    deals: tuple[Split, ...]
+    """The splits that deal whole units out."""
 
 
 def _groups(leaves: Leaves, *, whole: bool) -> list[_Group]:
     tensors, params = leaves.read(), leaves.params("adaptive_clip")
     out = []
     for same in alike(tensors).values():
-        spreads: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        spreads: dict[tuple[tuple[int, int, bool], ...], list[int]] = {}
         for i in same:
-            splits = _of_unit(tensors[i], leaves.shards[i], whole=whole)
-            spreads.setdefault(tuple((id(mesh), dim) for mesh, dim in splits), []).append(i)
+            cuts, deals = _splits(tensors[i], leaves.shards[i], whole=whole)
+            key = [(id(mesh), dim, True) for mesh, dim in cuts]
+            key += [(id(mesh), dim, False) for mesh, dim in deals]
+            spreads.setdefault(tuple(key), []).append(i)
         for places in spreads.values():
-            splits = _of_unit(tensors[places[0]], leaves.shards[places[0]], whole=whole)
+            cuts, deals = _splits(tensors[places[0]], leaves.shards[places[0]], whole=whole)
             some = [tensors[i] for i in places]
-            out.append(_Group(places, some, [params[i] for i in places], splits))
+            out.append(_Group(places, some, [params[i] for i in places], cuts, deals))
     return out
 
 
-def _of_unit(local: Tensor, shard: Shard | None, *, whole: bool) -> tuple[Split, ...]:
+def _splits(
+    local: Tensor, shard: Shard | None, *, whole: bool
+) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
+    """Those that cut a unit of this leaf, and those that deal units out."""
     if shard is None:
-        return ()
+        return (), ()
     if whole or local.dim() < 2:
-        return shard.everywhere
-    return shard.across(range(1, local.dim()))
+        return shard.everywhere, ()
+    return shard.across(range(1, local.dim())), shard.across([0])
 
 
-def _factors(
+def _units(local: Tensor, shard: Shard | None, *, whole: bool) -> int:
+    """How many units the whole of a leaf has."""
+    shape = local.shape if shard is None else shard.whole
+    return 1 if whole or len(shape) < 2 else shape[0]
+
+
+def _measured(
     groups: Sequence[_Group], part: float, least: float, *, whole: bool
-) -> Iterator[Tensor]:
-    """What to multiply each unit with: for every group a matrix, a line for each tensor."""
-    lengths = [row_norms(group.tensors, whole=whole) for group in groups]
-    lengths += [row_norms(group.params, whole=whole) for group in groups]
-    cut = [i for i, group in enumerate([*groups, *groups]) if group.splits]
-    squares = add_over_splits(
-        [lengths[i].square() for i in cut], [groups[i % len(groups)].splits for i in cut]
+) -> tuple[list[Tensor], Tensor]:
+    """What to multiply each unit with, a line for each tensor of a group; how many get shorter.
+
+    All that other processes have to say comes in one reduction, but for a count of units that are
+    both cut and dealt out, which is of lengths that are known only then.
+    """
+    lengths = [
+        torch.stack([row_norms(some, whole=whole) for some in (group.tensors, group.params)], 1)
+        for group in groups
+    ]
+    here = [_factors(both, part, least) for both in lengths]
+    said = _summed(
+        (group, both.square() if group.cuts else _count(factors), group.cuts or group.deals)
+        for group, both, factors in zip(groups, lengths, here, strict=True)
     )
-    for i, square in zip(cut, squares, strict=True):
-        lengths[i] = square.sqrt()
-    for g, w in zip(lengths[: len(groups)], lengths[len(groups) :], strict=True):
-        limit = part * w.clamp(min=least)
-        longer = (g > limit) & g.isfinite()
-        yield torch.where(longer, limit / torch.where(longer, g, 1.0), 1.0)
+    all_factors = [
+        _factors(total.sqrt(), part, least) if group.cuts else factors
+        for group, total, factors in zip(groups, said, here, strict=True)
+    ]
+    counts = _summed(
+        (group, _count(factors), group.deals) if group.cuts else (group, total, ())
+        for group, total, factors in zip(groups, said, all_factors, strict=True)
+    )
+    return all_factors, torch.stack([count.sum().to(counts[0].device) for count in counts]).sum()
+
+
+def _summed(parts: Iterable[tuple[_Group, Tensor, tuple[Split, ...]]]) -> list[Tensor]:
+    """A line for each tensor of each group, added up over the group's splits.
+
+    The order is that of the gradients, which all processes share. Groups they need not share:
+    shapes of uneven shards differ from one to the next.
+    """
+    listed = list(parts)
+    lines = {
+        place: (line, splits)
+        for group, lines, splits in listed
+        if splits
+        for place, line in zip(group.places, lines.unbind(), strict=True)
+    }
+    places = sorted(lines)
+    sums = add_over_splits([lines[i][0] for i in places], [lines[i][1] for i in places])
+    total = dict(zip(places, sums, strict=True))
+    return [
+        torch.stack([total[i] for i in group.places]) if splits else lines
+        for group, lines, splits in listed
+    ]
+
+
+def _factors(lengths: Tensor, part: float, least: float) -> Tensor:
+    g, w = lengths.unbind(1)
+    limit = part * w.clamp(min=least)
+    longer = (g > limit) & g.isfinite()
+    return torch.where(longer, limit / torch.where(longer, g, 1.0), 1.0)
+
+
+def _count(factors: Tensor) -> Tensor:
+    """How many units of each tensor get shorter."""
+    return (factors < 1).sum(1).to(factors.dtype)
 
 
 def _rescale(leaves: Leaves, group: _Group, factors: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,21 @@ Amount = float | Callable[[int], float]
 
 STEP = "step"
 
+Bounds = tuple[float, float]
+"""The least and the most that a number may be."""
+
+AT_LEAST_0: Bounds = (0.0, math.inf)
+
 
 class Amounts:
     """The numbers of one transform, checked when it is built, and again at every step."""
 
-    def __init__(self, least: float = -math.inf, /, **amounts: Amount) -> None:
-        self.least = least
+    def __init__(self, bounds: Mapping[str, Bounds] | None = None, /, **amounts: Amount) -> None:
+        self.bounds = bounds or {}
         self.amounts = amounts
         for name, amount in amounts.items():
             if not callable(amount):
-                check_number(name, amount, low=least)
+                self._check(name, amount)
 
     @property
     def scheduled(self) -> bool:
@@ -41,21 +46,24 @@ class Amounts:
         if not self.scheduled:
             return list(self.amounts.values()), {}  # type: ignore[arg-type]
         step = int(state[STEP])
-        now = [_value(n, a, step, self.least) for n, a in self.amounts.items()]
+        now = [self._value(n, a, step) for n, a in self.amounts.items()]
         return now, {STEP: state[STEP] + 1}
+
+    def _value(self, name: str, amount: Amount, step: int) -> float:
+        value = amount(step) if callable(amount) else amount
+        try:
+            self._check(name, value)
+        except OptionError as error:
+            error.add_note(f"from the schedule {_written(amount)} at step {step}")
+            raise
+        return value
+
+    def _check(self, name: str, value: object) -> None:
+        low, high = self.bounds.get(name, (-math.inf, math.inf))
+        check_number(name, value, low=low, high=high)
 
     def __str__(self) -> str:
         return ", ".join(_written(amount) for amount in self.amounts.values())
-
-
-def _value(name: str, amount: Amount, step: int, least: float) -> float:
-    value = amount(step) if callable(amount) else amount
-    try:
-        check_number(name, value, low=least)
-    except OptionError as error:
-        error.add_note(f"from the schedule {_written(amount)} at step {step}")
-        raise
-    return value
 
 
 def _written(amount: Amount) -> str:

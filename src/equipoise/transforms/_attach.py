@@ -16,7 +16,7 @@ from equipoise._errors import InputError, InputTypeError
 from equipoise._host import on_host
 from equipoise.transforms._leaves import Gradient, Leaves, Rate
 from equipoise.transforms._lists import by_kind, looking_is_free
-from equipoise.transforms._saved import chosen_by, copied, loaded
+from equipoise.transforms._saved import chosen_by, copied, keys_of, loaded
 from equipoise.transforms._transform import (
     GradientTransform,
     State,
@@ -53,7 +53,8 @@ def attach(
     pickling or copying an optimizer: attach again, and load the state. A fused optimizer that
     unscales inside its step gets unscaled gradients, as if ``scaler.unscale_`` had been called. An
     optimizer that calls its closure several times a step (LBFGS) has the transform run in each;
-    decoupled decay happens in the first.
+    decoupled decay happens in the first. A distributed checkpoint of an optimizer without a state
+    makes it step at rate 0 with gradients of 0: such a step is left alone and not counted.
 
     Examples:
         >>> import torch
@@ -145,8 +146,14 @@ class Handle:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken; a state of another transform is refused."""
+        given: object = state_dict
+        if not (isinstance(given, Mapping) and {"state", "nonfinite"} <= set(given)):
+            raise InputError(
+                "a handle's state must hold 'state' and 'nonfinite', got "
+                f"{keys_of(given)}. Use what `handle.state_dict()` returned."
+            )
         self.state = loaded(state_dict["state"], self.state)
-        self._nonfinite = Counter({name: count for name, count in state_dict["nonfinite"]})
+        self._nonfinite = Counter(dict(state_dict["nonfinite"]))
 
     def _save(self, _optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict[KEY] = [*state_dict.get(KEY, []), self.state_dict()]

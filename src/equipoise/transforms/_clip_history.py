@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from equipoise._errors import OptionError, check_count, check_number
+from equipoise._errors import OptionError, check_count
+from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._clip_norm import clip_together, no_figures
 from equipoise.transforms._leaves import Leaves
-from equipoise.transforms._nonfinite import NonFinite, check_policy, heed
+from equipoise.transforms._nonfinite import NonFinite, check_policy, heed, shown
 from equipoise.transforms._transform import (
     RECORDED,
     GradientTransform,
@@ -19,12 +20,12 @@ from equipoise.transforms._transform import (
     no_figure,
 )
 
-Limit = Callable[[Tensor, Tensor], Tensor]
-"""The limit, from the last norms in ascending order with NaN behind, and their number."""
+Limit = Callable[[Tensor, Tensor, float], Tensor]
+"""The limit, from the last norms in ascending order with NaN behind, their number, and a number."""
 
 
 def clip_by_norm_history(
-    percent: float = 10, window: int = 1000, *, nonfinite: NonFinite = "propagate"
+    percent: Amount = 10, window: int = 1000, *, nonfinite: NonFinite = "propagate"
 ) -> GradientTransform:
     """Clip the global norm to a percentile of the last norms (AutoClip; Seetharaman et al. 2020).
 
@@ -50,23 +51,21 @@ def clip_by_norm_history(
         1.0
         5.0
     """
-    check_number("percent", percent, low=0.0, high=100.0)
+    amounts = Amounts({"percent": (0.0, 100.0)}, percent=percent)
     check_count("window", window)
 
-    def limit(norms: Tensor, number: Tensor) -> Tensor:
+    def limit(norms: Tensor, number: Tensor, percent: float) -> Tensor:
         if isinstance(percent, int):
             index = torch.div(percent * (number - 1), 100, rounding_mode="floor")
         else:
             index = (percent * (number - 1).to(norms) / 100).floor().to(torch.int64)
         return norms.take(index.clamp(min=0))  # to index with it would wait for the device
 
-    return _by_history(
-        f"clip_by_norm_history({percent}, {window})", window, nonfinite, limit, with_current=True
-    )
+    return _by_history("clip_by_norm_history", amounts, window, nonfinite, limit, with_current=True)
 
 
 def clip_by_zscore(
-    threshold: float = 3.0,
+    threshold: Amount = 3.0,
     window: int = 100,
     *,
     warmup: int = 10,
@@ -96,7 +95,7 @@ def clip_by_zscore(
         3.0
         4.0
     """
-    check_number("threshold", threshold, low=0.0)
+    amounts = Amounts({"threshold": AT_LEAST_0}, threshold=threshold)
     check_count("window", window)
     check_count("warmup", warmup)
     if warmup > window:
@@ -105,7 +104,7 @@ def clip_by_zscore(
             "Use a longer window."
         )
 
-    def limit(norms: Tensor, number: Tensor) -> Tensor:
+    def limit(norms: Tensor, number: Tensor, threshold: float) -> Tensor:
         there = torch.arange(len(norms), device=norms.device) < number
         n = number.clamp(min=1)
         mean = torch.where(there, norms, 0.0).sum() / n
@@ -113,37 +112,49 @@ def clip_by_zscore(
         ready = number >= warmup
         return torch.where(ready, mean + threshold * deviation, torch.inf)
 
-    text = f"clip_by_zscore({threshold}, {window})"
-    return _by_history(text, window, nonfinite, limit, with_current=False)
+    options = "" if warmup == 10 else f", warmup={warmup}"
+    return _by_history(
+        "clip_by_zscore", amounts, window, nonfinite, limit, with_current=False, options=options
+    )
 
 
 def _by_history(
-    text: str, window: int, nonfinite: NonFinite, limit: Limit, *, with_current: bool
+    name: str,
+    amounts: Amounts,
+    window: int,
+    nonfinite: NonFinite,
+    limit: Limit,
+    *,
+    with_current: bool,
+    options: str = "",
 ) -> GradientTransform:
     check_policy(nonfinite)
 
     def init(params: Sequence[Tensor]) -> State:
         zero = no_figure(params)
         return {
+            **amounts.init(params),
             "norms": zero.new_full((window,), torch.nan),
             "seen": zero.new_zeros((), dtype=torch.int64),
             RECORDED: {**no_figures(params), "limit": zero},
         }
 
     def apply(leaves: Leaves, state: State) -> State:
+        (amount,), counted = amounts.at(state)
         if not len(leaves):
-            return state
+            return {**state, **counted}
         heed(leaves, nonfinite)
         norm = leaves.norms.together()
         norms, seen = state["norms"].to(norm), state["seen"].to(norm.device)
         if with_current:
             norms, seen = _entered(norms, seen, norm)
-        bound = limit(norms.sort().values, seen.clamp(max=window))
+        bound = limit(norms.sort().values, seen.clamp(max=window), amount)
         figures = clip_together(leaves, bound)
         if not with_current:
             norms, seen = _entered(norms, seen, figures["norm_clipped"])
-        return {"norms": norms, "seen": seen, RECORDED: {**figures, "limit": bound}}
+        return {**counted, "norms": norms, "seen": seen, RECORDED: {**figures, "limit": bound}}
 
+    text = f"{name}({amounts}, {window}{options}{shown(nonfinite)})"
     return in_place(text, init, apply)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves
-from equipoise.transforms._nonfinite import NonFinite, check_policy, heed
+from equipoise.transforms._nonfinite import NonFinite, check_policy, heed, shown
 from equipoise.transforms._transform import (
     RECORDED,
     GradientTransform,
@@ -25,7 +25,8 @@ def clip_by_global_norm(
 
     ``g · min(1, limit/‖g‖)`` with one norm over all of them. It is compared squared and strictly,
     and there is no ε: up to and at the limit this is the identity to the last bit. Squares add up
-    in float64, so that the branch is the one that exact arithmetic would take.
+    in float64: for half and single precision the branch is the one that exact arithmetic takes, for
+    float64 itself it is so unless the norm is within a few rounding errors of the limit.
 
     It records ``norm``, ``norm_clipped``, and ``clipped_fraction``: 1 if this step was clipped.
 
@@ -60,7 +61,7 @@ def clip_by_global_norm(
         heed(leaves, nonfinite)
         return {**state, RECORDED: clip_together(leaves, bound)}
 
-    return in_place(f"clip_by_global_norm({amounts}{_policy(nonfinite)})", init, apply)
+    return in_place(f"clip_by_global_norm({amounts}{shown(nonfinite)})", init, apply)
 
 
 def clip_by_norm(limit: Amount, *, nonfinite: NonFinite = "propagate") -> GradientTransform:
@@ -101,7 +102,7 @@ def clip_by_norm(limit: Amount, *, nonfinite: NonFinite = "propagate") -> Gradie
         fraction = (factors < 1).to(before.dtype).mean()
         return {**state, RECORDED: figures(before, leaves.norms.together(), fraction)}
 
-    return in_place(f"clip_by_norm({amounts}{_policy(nonfinite)})", init, apply)
+    return in_place(f"clip_by_norm({amounts}{shown(nonfinite)})", init, apply)
 
 
 def clip_together(leaves: Leaves, limit: Tensor | float) -> dict[str, Tensor]:
@@ -122,7 +123,3 @@ def figures(before: Tensor, after: Tensor, fraction: Tensor) -> dict[str, Tensor
 def no_figures(params: Sequence[Tensor]) -> dict[str, Tensor]:
     """What a clip records before its first step, and where there is nothing to clip."""
     return figures(no_figure(params), no_figure(params), no_figure(params))
-
-
-def _policy(nonfinite: str) -> str:
-    return "" if nonfinite == "propagate" else f", nonfinite={nonfinite!r}"

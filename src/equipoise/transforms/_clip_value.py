@@ -10,10 +10,11 @@ from torch import Tensor
 
 from equipoise._errors import check_choice
 from equipoise._numerics import real_entries
-from equipoise.transforms._amounts import Amount, Amounts
+from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._lists import by_kind, wide
-from equipoise.transforms._rank import ranked
+from equipoise.transforms._rank import Wanted, ranked
+from equipoise.transforms._shards import Split
 from equipoise.transforms._transform import (
     RECORDED,
     GradientTransform,
@@ -80,7 +81,7 @@ def clip_by_percentile(
         [tensor([ 1., -2.,  2., -2.])]
     """
     check_choice("scope", scope, ("global", "tensor"))
-    amounts = Amounts(0.0, percent=percent)
+    amounts = Amounts({"percent": AT_LEAST_0}, percent=percent)
 
     def init(params: Sequence[Tensor]) -> State:
         none = {RECORDED: {"bound": no_figure(params)}} if scope == "global" else {}
@@ -92,19 +93,26 @@ def clip_by_percentile(
         splits = [() if shard is None else shard.everywhere for shard in leaves.shards]
         sizes = [_entries(original) for original in leaves.originals]
         if scope == "tensor":
-            for i, entries in enumerate(sizes):
-                if entries:
-                    bound = ranked([real[i]], [splits[i]], entries, _index(part, entries))
-                    _hold([real_entries(leaves.write()[i])], bound)
+            some = [i for i, entries in enumerate(sizes) if entries]
+            bounds = ranked([_wanted([real[i]], [splits[i]], sizes[i], part) for i in some])
+            tensors = leaves.write()
+            for i, bound in zip(some, bounds, strict=True):
+                _hold([real_entries(tensors[i])], bound)
             return new
         if not sum(sizes):
             return {**new, RECORDED: {"bound": no_figure(leaves.tensors)}}
-        bound = ranked(real, splits, sum(sizes), _index(part, sum(sizes)))
+        (bound,) = ranked([_wanted(real, splits, sum(sizes), part)])
         _hold([real_entries(tensor) for tensor in leaves.write()], bound)
         return {**new, RECORDED: {"bound": bound.to(wide(bound.device))}}
 
     where = "" if scope == "global" else ", scope='tensor'"
     return in_place(f"clip_by_percentile({amounts}{where})", init, apply)
+
+
+def _wanted(
+    tensors: list[Tensor], splits: list[tuple[Split, ...]], entries: int, percent: float
+) -> Wanted:
+    return Wanted(tensors, splits, entries, _index(percent, entries))
 
 
 def _index(percent: float, entries: int) -> int:

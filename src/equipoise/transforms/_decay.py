@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise._errors import GradientError, check_number
+from equipoise._errors import GradientError
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves, Rate
 from equipoise.transforms._lists import batches
@@ -67,7 +67,7 @@ def add_l1_decay(rate: Amount = 0.001, *, decoupled: bool = False) -> GradientTr
 
 
 def add_elastic_net_decay(
-    rate: Amount = 0.01, l1_ratio: float = 0.5, *, decoupled: bool = False
+    rate: Amount = 0.01, l1_ratio: Amount = 0.5, *, decoupled: bool = False
 ) -> GradientTransform:
     """``g + rate · (a·sign(w) + (1−a)·w)`` with ``a = l1_ratio``; decoupled as `add_l2_decay`.
 
@@ -82,17 +82,16 @@ def add_elastic_net_decay(
         >>> decay.update([torch.zeros(1)], decay.init([weight]), [weight])[0]
         [tensor([1.5000])]
     """
-    check_number("l1_ratio", l1_ratio, low=0.0, high=1.0)
-    amounts = Amounts(rate=rate)
-    text = f"{amounts}, {l1_ratio}"
-    return _decay("add_elastic_net_decay", amounts, l1_ratio, decoupled=decoupled, shown=text)
+    amounts = Amounts({"l1_ratio": (0.0, 1.0)}, rate=rate, l1_ratio=l1_ratio)
+    return _decay("add_elastic_net_decay", amounts, decoupled=decoupled)
 
 
 def _decay(
-    name: str, amounts: Amounts, l1_ratio: float, *, decoupled: bool, shown: str = ""
+    name: str, amounts: Amounts, ratio: float | None = None, *, decoupled: bool
 ) -> GradientTransform:
     def apply(leaves: Leaves, state: State) -> State:
-        (rate,), state = amounts.at(state)
+        now, state = amounts.at(state)
+        rate, l1_ratio = now if ratio is None else (*now, ratio)
         if decoupled:
             _beside_the_step(leaves, name, rate, l1_ratio)
         else:
@@ -100,7 +99,7 @@ def _decay(
         return state
 
     options = ", decoupled=True" if decoupled else ""
-    return in_place(f"{name}({shown or amounts}{options})", amounts.init, apply)
+    return in_place(f"{name}({amounts}{options})", amounts.init, apply)
 
 
 def _add(grads: list[Tensor], params: list[Tensor], rate: float, l1_ratio: float) -> None:
@@ -110,8 +109,8 @@ def _add(grads: list[Tensor], params: list[Tensor], rate: float, l1_ratio: float
         if l1_ratio < 1:
             torch._foreach_add_(some, weights, alpha=rate * (1 - l1_ratio))
         if l1_ratio > 0:
-            signs = [weight.sgn() for weight in weights]
-            torch._foreach_add_(some, signs, alpha=rate * l1_ratio)
+            # Without a name, so that they are gone before the next are made.
+            torch._foreach_add_(some, [w.sgn() for w in weights], alpha=rate * l1_ratio)
 
 
 def _beside_the_step(leaves: Leaves, name: str, rate: float, l1_ratio: float) -> None:

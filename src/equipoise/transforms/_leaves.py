@@ -100,7 +100,7 @@ class Leaves:
     def norms(self) -> Norms:
         """What is known of the lengths, measured when it is asked for."""
         if self.known is None:
-            self.known = Norms.of(self.read, self.shards)
+            self.known = Norms.of(self.read, self.shards, self.device)
         return self.known
 
     @property
@@ -206,7 +206,7 @@ class Leaves:
             writable=True,
         )
         if self.known is not None and among:
-            part.known = self.known.among(among, part.read)
+            part.known = self.known.among(among, part.read, part.device)
         return part
 
     def put_back(self, part: Leaves, chosen: Sequence[int]) -> None:

@@ -117,12 +117,16 @@ def _in_rows(x: Tensor) -> Iterator[Tensor]:
         yield x[x.numel() - rest :]
 
 
-def exact_total_square(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of all squares on the CPU, to the last bits: every product in float64."""
+def exact_total_square(tensors: Sequence[Tensor], unit: Tensor | None = None) -> Tensor:
+    """The sum of all squares on the CPU: every product in float64, exact for shorter types.
+
+    In a unit, a power of two, it is that of the entries divided by it.
+    """
     parts = []
     for tensor in tensors:
         for chunk in torch.split(real_entries(tensor).reshape(-1), CHUNK):
             part = chunk.to(torch.float64)
+            part = part if unit is None else part / unit.to(part.device)
             parts.append(torch.dot(part, part).item())
     return torch.tensor(math.fsum(parts), dtype=torch.float64)
 

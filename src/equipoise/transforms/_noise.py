@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise._errors import check_count, check_number
-from equipoise.transforms._amounts import STEP, Amount, Amounts
+from equipoise._errors import check_count
+from equipoise.transforms._amounts import AT_LEAST_0, STEP, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._transform import GradientTransform, State, in_place
 
 
-def add_noise(variance: Amount = 0.01, decay: float = 0.55, *, seed: int = 0) -> GradientTransform:
+def add_noise(variance: Amount = 0.01, decay: Amount = 0.55, *, seed: int = 0) -> GradientTransform:
     """``g + N(0, variance/(1+t)^decay)`` at step t = 0, 1, … (Neelakantan et al. 2015).
 
     The noise of a step is a function of seed and step alone: it leaves torch's generator as it is,
@@ -34,8 +34,7 @@ def add_noise(variance: Amount = 0.01, decay: float = 0.55, *, seed: int = 0) ->
         >>> round(grads[0].std().item(), 2), state["step"].item()
         (0.2, 1)
     """
-    amounts = Amounts(0.0, variance=variance)
-    check_number("decay", decay)
+    amounts = Amounts({"variance": AT_LEAST_0}, variance=variance, decay=decay)
     check_count("seed", seed, low=0)
 
     def init(_params: Sequence[Tensor]) -> State:
@@ -44,12 +43,12 @@ def add_noise(variance: Amount = 0.01, decay: float = 0.55, *, seed: int = 0) ->
     def apply(leaves: Leaves, state: State) -> State:
         leaves.params("add_noise")  # refuses sparse gradients
         step = int(state[STEP])
-        (now,), _ = amounts.at(state)
-        deviation = (now / (1 + step) ** decay) ** 0.5
+        (now, fading), _ = amounts.at(state)
+        deviation = (now / (1 + step) ** fading) ** 0.5
         _draw(leaves, seed, step, deviation)
         return {STEP: state[STEP] + 1}
 
-    text = f"add_noise({amounts}, {decay}{f', seed={seed}' if seed else ''})"
+    text = f"add_noise({amounts}{f', seed={seed}' if seed else ''})"
     return in_place(text, init, apply)
 
 

@@ -28,6 +28,11 @@ def check_policy(policy: object) -> None:
     check_choice("nonfinite", policy, ("propagate", "raise", "zero", "skip"))
 
 
+def shown(policy: NonFinite) -> str:
+    """How a policy prints among the options of a transform: not at all where it is the default."""
+    return "" if policy == "propagate" else f", nonfinite={policy!r}"
+
+
 def heed(leaves: Leaves, policy: NonFinite) -> None:
     """Do with what is not finite as the policy says; `propagate` is done by who comes next."""
     if policy == "propagate" or not len(leaves):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from equipoise.transforms._lists import (
     BAND,
     DOUBLE,
+    batches,
     exact_total_square,
     largest,
     looking_is_free,
@@ -32,19 +34,27 @@ class Norms:
     """
 
     def __init__(
-        self, read: Callable[[], list[Tensor]], splits: Sequence[tuple[Split, ...]]
+        self,
+        read: Callable[[], list[Tensor]],
+        splits: Sequence[tuple[Split, ...]],
+        device: torch.device,
     ) -> None:
         self.read = read
         self.splits = splits
+        self.device = device
+        """That of the first leaf; asked for here, for to read makes a rescaling happen."""
         self.double = False
         self.units: Tensor | None = None
         self.known_each: Tensor | None = None
         self.known_total: Tensor | None = None
 
     @staticmethod
-    def of(read: Callable[[], list[Tensor]], shards: Sequence[Shard | None]) -> Norms:
+    def of(
+        read: Callable[[], list[Tensor]], shards: Sequence[Shard | None], device: torch.device
+    ) -> Norms:
         """Nothing known so far, but the units."""
-        norms = Norms(read, [() if shard is None else shard.everywhere for shard in shards])
+        splits = [() if shard is None else shard.everywhere for shard in shards]
+        norms = Norms(read, splits, device)
         norms.double = any(tensor.dtype in DOUBLE for tensor in read())
         if norms.double and not norms._safe():
             norms._take_units()
@@ -53,7 +63,7 @@ class Norms:
     @property
     def free(self) -> bool:
         """Whether figures may be looked at."""
-        return not self.splits or looking_is_free(self.read()[0].device)
+        return not self.splits or looking_is_free(self.device)
 
     def _safe(self) -> bool:
         """Whether the total shows that no unit is needed for it."""
@@ -81,18 +91,6 @@ class Norms:
         """That of all together."""
         return None if self.units is None else self.units.amax()
 
-    def _measured(self) -> list[Tensor]:
-        """All in one unit."""
-        tensors, unit = self.read(), self.unit
-        return tensors if unit is None else [t / unit.to(t.device) for t in tensors]
-
-    def _measured_each(self) -> list[Tensor]:
-        """Each in its own unit."""
-        tensors = self.read()
-        if self.units is None:
-            return tensors
-        return [t / u.to(t.device) for t, u in zip(tensors, self.units.unbind(), strict=True)]
-
     def squares(self) -> Tensor:
         """Of every leaf, of the whole parameter where it is sharded."""
         if self.known_each is None:
@@ -106,7 +104,16 @@ class Norms:
         return self.known_each
 
     def _squares(self) -> Tensor:
-        each = squared_norms(self._measured_each())
+        tensors = self.read()
+        if self.units is None:
+            each = squared_norms(tensors)
+        else:  # each in its own unit, in copies that are never many at a time
+            units = self.units.unbind()
+            found = [
+                squared_norms([tensors[i] / units[i].to(tensors[i].device) for i in batch])
+                for batch in batches(tensors)
+            ]
+            each = torch.cat([squares.to(self.device) for squares in found])
         if any(self.splits):
             each = torch.stack(add_over_splits([*each.unbind()], self.splits))
         return each
@@ -126,13 +133,13 @@ class Norms:
                 self.known_total = self._added(total_square)
         return self.known_total
 
-    def _added(self, measure: object) -> Tensor:
+    def _added(self, measure: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The total by groups of equal spread, each added up over its own splits."""
         groups: dict[tuple[tuple[int, int], ...], tuple[tuple[Split, ...], list[Tensor]]] = {}
-        for tensor, splits in zip(self._measured(), self.splits, strict=True):
+        for tensor, splits in zip(self.read(), self.splits, strict=True):
             key = tuple((id(mesh), dim) for mesh, dim in splits)
             groups.setdefault(key, (splits, []))[1].append(tensor)
-        totals = [measure(tensors) for _, tensors in groups.values()]  # type: ignore[operator]
+        totals = [measure(tensors) for _, tensors in groups.values()]
         return torch.stack(add_over_splits(totals, [s for s, _ in groups.values()])).sum()
 
     def together(self) -> Tensor:
@@ -142,8 +149,9 @@ class Norms:
     def factor(self, limit: Tensor | float) -> Tensor:
         """``min(1, limit/‖g‖)`` for all leaves together, the branch taken on exact squares.
 
-        1 also where the length is not finite: what is wrong in one leaf does not spread. A limit
-        that was measured itself, a tensor, is compared with what is measured.
+        Those of float64 are rounded themselves: there the last bits may decide. 1 also where
+        the length is not finite: what is wrong in one leaf does not spread. A limit that was
+        measured itself, a tensor, is compared with what is measured.
         """
         square = self.total()
         if isinstance(limit, Tensor):
@@ -152,7 +160,7 @@ class Norms:
             return torch.where(longer, limit / torch.where(longer, length, 1.0), 1.0)
         m = self._over(limit, self.unit)
         if self.free and _near(square, m).item():
-            square = self.known_total = self._added(exact_total_square)
+            square = self.known_total = self._added(partial(exact_total_square, unit=self.unit))
         return _factor(square, m)
 
     def factors(self, limit: float) -> Tensor:
@@ -161,30 +169,31 @@ class Norms:
         m = self._over(limit, self.units)
         if self.free:
             near = _near(squares, m).nonzero().flatten().tolist()
-            measured = self._measured_each() if near else []
+            units = [None] * len(squares) if self.units is None else self.units.unbind()
             for i in near:
-                exact = exact_total_square([measured[i]])
+                exact = exact_total_square([self.read()[i]], units[i])
                 squares[i] = add_over_splits([exact], [self.splits[i]])[0]
         return _factor(squares, m)
 
     def _over(self, limit: float, unit: Tensor | None) -> Tensor:
-        device = self.read()[0].device if self.splits else torch.device("cpu")
         # Filled in there: to copy it would wait for the device.
-        m = torch.full((), abs(limit), dtype=wide(device), device=device)
+        m = torch.full((), abs(limit), dtype=wide(self.device), device=self.device)
         return m if unit is None else m / unit
 
     def scaled(self, by: Tensor) -> Norms:
         """The lengths after every leaf was multiplied by a number, or each by its own."""
-        new, square = self._like(self.read, self.splits), by.square()
+        new, square = self._like(self.read, self.splits, self.device), by.square()
         new.units = self.units
         new.known_each = None if self.known_each is None else self.known_each * square
         if not by.dim() and self.known_total is not None:
             new.known_total = self.known_total * square
         return new
 
-    def among(self, chosen: Sequence[int], read: Callable[[], list[Tensor]]) -> Norms:
+    def among(
+        self, chosen: Sequence[int], read: Callable[[], list[Tensor]], device: torch.device
+    ) -> Norms:
         """The lengths of some leaves, as far as they are known."""
-        new = self._like(read, [self.splits[i] for i in chosen])
+        new = self._like(read, [self.splits[i] for i in chosen], device)
         if self.known_each is not None:
             each = self.known_each.unbind()
             new.known_each = torch.stack([each[i] for i in chosen])
@@ -193,8 +202,13 @@ class Norms:
             new.units = torch.stack([units[i] for i in chosen])
         return new
 
-    def _like(self, read: Callable[[], list[Tensor]], splits: Sequence[tuple[Split, ...]]) -> Norms:
-        new = Norms(read, splits)
+    def _like(
+        self,
+        read: Callable[[], list[Tensor]],
+        splits: Sequence[tuple[Split, ...]],
+        device: torch.device,
+    ) -> Norms:
+        new = Norms(read, splits, device)
         new.double = self.double
         return new
 

@@ -30,7 +30,7 @@ def loaded(saved: Any, like: Any, path: str = "state") -> Any:  # noqa: ANN401
         return saved.detach().to(like.device, copy=True)
     if isinstance(like, Mapping) and isinstance(saved, Mapping):
         if set(saved) != set(like):
-            raise _other(path, _keys(like), _keys(saved))
+            raise _other(path, keys_of(like), keys_of(saved))
         return {key: loaded(saved[key], like[key], f"{path}.{key}") for key in like}
     if isinstance(like, Tensor | Mapping) or isinstance(saved, Tensor | Mapping):
         raise _other(path, type(like).__name__, type(saved).__name__)
@@ -49,7 +49,10 @@ def chosen_by(which: Tensor, yes: Any, no: Any) -> Any:  # noqa: ANN401
     return yes if yes is no or yes == no or which.item() else no
 
 
-def _keys(state: Mapping[str, Any]) -> str:
+def keys_of(state: object) -> str:
+    """What it holds, for an error."""
+    if not isinstance(state, Mapping):
+        return type(state).__name__
     return ", ".join(map(repr, state)) or "nothing"
 
 

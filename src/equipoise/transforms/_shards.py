@@ -86,10 +86,12 @@ def local(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, Shard | None]:
         spread = distribute_tensor(x, target.device_mesh, placements)
     elif list(spread.placements) != placements:
         spread = spread.redistribute(placements=placements)
+    # What is not replicated is cut: the strided shards of FSDP2 over tensor parallelism say no to
+    # `is_shard`.
     splits = tuple(
         ((spread.device_mesh, mesh_dim), placement.dim)
         for mesh_dim, placement in enumerate(spread.placements)
-        if placement.is_shard() and spread.device_mesh.size(mesh_dim) > 1
+        if not placement.is_replicate() and spread.device_mesh.size(mesh_dim) > 1
     )
     shard = Shard(spread.shape, splits, spread)
     return shard.here, shard

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise._errors import InputError, InputTypeError
+from equipoise._errors import InputError, InputTypeError, in_words
 from equipoise.transforms._leaves import Gradient, Leaves
 from equipoise.transforms._lists import wide
 
@@ -140,6 +140,7 @@ def chain(*transforms: GradientTransform) -> GradientTransform:
         return {label: t.init(params) for label, t in zip(labels, transforms, strict=True)}
 
     def apply(leaves: Leaves, state: State) -> State:
+        check_state(state, labels)
         return {
             label: apply_to(transform, leaves, state[label])
             for label, transform in zip(labels, transforms, strict=True)
@@ -210,8 +211,27 @@ def check_lists(grads: Sequence[Gradient] | Tensor, params: Sequence[Tensor] | T
             f"got {len(grads)}. Use `[p.grad for p in params]`."
         )
     for i, (grad, param) in enumerate(zip(grads, params, strict=True)):
+        if grad is not None and not (grad.is_floating_point() or grad.is_complex()):
+            raise InputTypeError(
+                f"`grads[{i}]` must be floating-point or complex, got {grad.dtype}. Use `.float()`."
+            )
         if grad is not None and grad.shape != param.shape:
             raise InputError(
                 f"`grads[{i}]` must have the shape {tuple(param.shape)} of its parameter, got "
                 f"{tuple(grad.shape)}. Use the gradients in the order of `params`."
             )
+
+
+def check_state(state: object, links: Sequence[str]) -> None:
+    """Refuse what cannot be the state of a chain with these links."""
+    if not isinstance(state, Mapping):
+        raise InputTypeError(
+            f"`state` must be a dictionary, got {type(state).__name__}. "
+            "Use `transform.init(params)`, and then what the last `update` returned."
+        )
+    missing = [label for label in links if label not in state]
+    if missing:
+        raise InputError(
+            f"`state` must hold that of every link of the chain, got none for {in_words(missing)}. "
+            "Use `transform.init(params)`, and then what the last `update` returned."
+        )
