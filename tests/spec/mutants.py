@@ -17,12 +17,18 @@ from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
+from tests.spec import test_one_pass as one_pass
 from tests.spec import test_transforms as t
 from tests.spec.cases import cases, draw, kinds
 from tests.spec.oracle import assert_gradient_agrees, assert_value_agrees
-from tests.spec.test_smoothness import test_gradient_penalty
+from tests.spec.test_smoothness import (
+    test_gradient_penalty,
+    test_interpolated_gradient_penalty,
+)
 
 CASES = {case.id: case for case in cases()}
 
@@ -81,6 +87,35 @@ def history() -> None:
 def gradient_penalty(**options: Any) -> Callable[[], None]:
     """A gradient penalty, in float64."""
     return lambda: test_gradient_penalty(options, torch.float64)
+
+
+def by_kernels(name: str) -> Callable[[], None]:
+    """What the fused kernels make of a case, in float32, whichever input moves."""
+    (case,) = (case for case in one_pass.FUSED if case.id == name)
+
+    def run() -> None:
+        tensors = draw(case, "plain", torch.float32)
+        with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+            one_pass.ask_the_kernels(patch)
+            for moving in range(case.inputs):
+                one_pass.assert_pipeline_agrees(one_pass.pipeline_of(case), case, tensors, [moving])
+
+    return run
+
+
+def all_terms_compiled() -> None:
+    """Several terms from one compiled function, in float64: each differentiated there."""
+    with pytest.MonkeyPatch.context() as patch:
+        one_pass.compile_quickly(patch)
+        patch.setattr("equipoise._formulas.Formulas.of", lambda *_: None)
+        one_pass.assert_all_terms_agree(one_pass.pipeline_of_terms().compiled(), torch.float64)
+
+
+def all_terms_by_formulas() -> None:
+    """The same, their gradients by formulas."""
+    with pytest.MonkeyPatch.context() as patch:
+        one_pass.compile_quickly(patch)
+        one_pass.assert_all_terms_agree(one_pass.pipeline_of_terms().compiled(), torch.float64)
 
 
 def in_float64(test: Callable[..., None], *arguments: Any) -> Callable[[], None]:
@@ -239,7 +274,103 @@ MUTANTS = [
         "range(0, x.dim())",
         in_float64(t.test_centralize),
     ),
+    Mutant(
+        "a limit without its least",
+        "transforms._adaptive:_factors",
+        "w.clamp(min=least)",
+        "w",
+        in_float64(t.test_adaptive_clip, "unit"),
+    ),
+    Mutant(
+        "a window that forgets",
+        "transforms._clip_history:_entered",
+        "torch.where(here & finite,",
+        "torch.where(finite,",
+        history,
+    ),
+    Mutant(
+        "single precision near the limit",
+        "transforms._norms:_near",
+        "<= BAND",
+        "< -BAND",
+        lambda: t.test_a_hair_above_the_limit_is_above("clip_by_global_norm", torch.float32),
+    ),
+    Mutant(
+        "the other end of the line between",
+        "penalties._smoothness:interpolated_gradient_penalty",
+        "torch.lerp(reference.to(x.dtype), x,",
+        "torch.lerp(x, reference.to(x.dtype),",
+        lambda: test_interpolated_gradient_penalty({}, torch.float64),
+    ),
+    Mutant(
+        "a gradient taken from the sum of the others",
+        "_one_pass:_together",
+        "before + gradient",
+        "before - gradient",
+        all_terms_compiled,
+    ),
+    Mutant(
+        "a gradient without its weight",
+        "_one_pass:_pulled",
+        "pull(weight.to(value.dtype).expand(()))",
+        "pull(torch.ones_like(value))",
+        all_terms_compiled,
+    ),
+    Mutant(
+        "an entropy left out of its gradient",
+        "kernels._formulas:_entropy",
+        "u + value.unsqueeze(-1)",
+        "u",
+        all_terms_by_formulas,
+    ),
+    Mutant(
+        "the divergence of all entries, not of its own",
+        "kernels._formulas:_divergence",
+        "slope = p * torch.where(infinite, 0.0, q).sum(-1, keepdim=True) - q",
+        "slope = p - 0.999999 * q",
+        all_terms_by_formulas,
+    ),
+    Mutant(
+        "a mixture's part of the other",
+        "kernels._formulas:_mixture",
+        "p * (beta * log_p - own.unsqueeze(-1))",
+        "p * (beta * log_q - own.unsqueeze(-1))",
+        all_terms_by_formulas,
+    ),
+    Mutant(
+        "a square without its 2",
+        "kernels._formulas:_evaluated",
+        "2 * two * weight",
+        "two * weight",
+        all_terms_by_formulas,
+    ),
 ]
+
+# Of what the kernels are told; where there is no Triton there are none.
+KERNEL_MUTANTS = [
+    Mutant(
+        "a divergence turned round in the kernels",
+        "kernels._recognise:_kl",
+        '"to" if first else "from"',
+        '"from" if first else "to"',
+        by_kernels("kl_divergence-from_logits=True"),
+    ),
+    Mutant(
+        "a mean over the last dimension for one over all",
+        "kernels._recognise:_magnitude",
+        "x.numel() ** -0.5",
+        "x.shape[-1] ** -0.5",
+        by_kernels("output_magnitude"),
+    ),
+    Mutant(
+        "the share of the wrong side",
+        "kernels._recognise:_js",
+        "own = 1 - beta if",
+        "own = beta if",
+        by_kernels("js_divergence-from_logits=True-beta=0.2-base=2"),
+    ),
+]
+MUTANTS += KERNEL_MUTANTS if one_pass.TRITON else []
 
 
 def found(mutant: Mutant) -> bool:

@@ -60,19 +60,37 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def _decisions(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
-    """Where Python itself branches on what the context says."""
+    """Where Python itself branches on what the context says, or joins and turns that."""
+    answers = _named_answers(function)
     for node in ast.walk(function):
         tests: list[ast.expr] = []
         if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
             tests = [node.test]
         if isinstance(node, ast.comprehension):
             tests = node.ifs
+        if isinstance(node, ast.BoolOp):
+            tests = node.values
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            tests = [node.operand]
         for test in tests:
-            if any(_asks_the_context(part) for part in ast.walk(test)):
+            if any(_asks_the_context(part, answers) for part in ast.walk(test)):
                 yield test.lineno, "branches on a comparison of scalars"
 
 
-def _asks_the_context(node: ast.AST) -> bool:
+def _named_answers(function: ast.FunctionDef) -> set[str]:
+    """The names that hold what the context said."""
+    return {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Name) and _asks_the_context(node.value.func, set())
+    }
+
+
+def _asks_the_context(node: ast.AST, answers: set[str]) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in answers
     return isinstance(node, ast.Attribute) and ast.unparse(node) == "K.gt"
 
 

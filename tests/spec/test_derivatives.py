@@ -151,7 +151,7 @@ def test_a_pullback_is_the_transpose_of_the_derivative(name: str) -> None:
 
 
 def test_unit_wise_pullbacks_hold_the_weights() -> None:
-    """Of adaptive clipping and of clipping by a history: as clipping by a fixed norm."""
+    """Of adaptive clipping and of clipping by a past: as clipping by a fixed norm."""
     after = directions()
     ball, moving = Ball(), [Dual(arb(x), after()) for x in G]
     along, upstream = [x.slope for x in moving], [after() for _ in G]
@@ -161,9 +161,13 @@ def test_unit_wise_pullbacks_hold_the_weights() -> None:
     (unit_slopes,) = spec.adaptive_clip_grad(
         ball, [balls], [[arb(x) for x in W]], [upstream], factor=0.5
     )
-    past = spec.clip_by_norm_history(Duals(), moving, [Dual(arb(n), arb(0)) for n in norms], 50)
+    still = [Dual(arb(n), arb(0)) for n in norms]
+    past = spec.clip_by_norm_history(Duals(), moving, still, 50)
     past_slopes = spec.clip_by_norm_history_grad(ball, balls, upstream, [arb(n) for n in norms], 50)
-    for out, slopes in ((unit, unit_slopes), (past, past_slopes)):
+    usual = spec.clip_by_zscore(Duals(), moving, still, 1)
+    usual_slopes = spec.clip_by_zscore_grad(ball, balls, upstream, [arb(n) for n in norms], 1)
+    for out, slopes in ((unit, unit_slopes), (past, past_slopes), (usual, usual_slopes)):
+        assert any(x.value < y.value for x, y in zip(out, moving, strict=True))
         moved = sum((o.slope * v for o, v in zip(out, upstream, strict=True)), arb(0))
         assert_is_derivative(moved, slopes, along)
 

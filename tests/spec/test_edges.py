@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec
-from tests.spec.cases import DISTRIBUTION
+from tests.spec.cases import DISTRIBUTION, MATRIX, SCALED
 from tests.spec.oracle import Case, assert_agrees, assert_gradient_agrees, flatten, rows
 
 P = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
@@ -107,33 +110,49 @@ def test_a_floor_holds_up_a_row_in_which_nothing_is_possible() -> None:
 def test_several_tensors_are_one_long_list(name: str) -> None:
     """The runtime never joins them, and gives what the definition says of all their entries."""
     tensors = [torch.tensor([[1.5, -2.25], [0.0, 3.0]]), torch.tensor([0.1, -7.0, 1e-3])]
+    leaves = [t.requires_grad_() for t in tensors]
     K = spec.Rounding("float32", steps=4)
 
     def check() -> None:
         joined = [K.exactly(v) for v in torch.cat([t.flatten() for t in tensors]).tolist()]
         for options in ({}, {"reduction": "mean"}, {"reduction": "none"}):
             expected = getattr(spec, name)(K, joined, **options)
-            assert_agrees(getattr(eq, name)(tensors, **options), flatten([expected]))
+            value = getattr(eq, name)(tensors, **options)
+            assert_agrees(value, flatten([expected]))
+            slopes = torch.autograd.grad(value.sum(), leaves)
+            together = torch.cat([slope.flatten() for slope in slopes])
+            assert_agrees(together, getattr(spec, f"{name}_grad")(K, joined, **options))
 
     spec.decided(check)
 
 
-@pytest.mark.parametrize("axis", ["rows", "sequence", "vocabulary", 0, 1])
-def test_an_axis_says_which_matrix_is_meant(axis: str | int) -> None:
+AXES: dict[str | int, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x.reshape(6, 4),
+    "sequence": lambda x: x.permute(1, 0, 2).reshape(3, 8),
+    "vocabulary": lambda x: x.permute(2, 0, 1).reshape(4, 6),
+    0: lambda x: x.reshape(2, 12),
+    1: lambda x: x.permute(1, 0, 2).reshape(3, 8),
+}
+
+
+def slope_of(value: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the value."""
+    (slope,) = torch.autograd.grad(value, x)
+    return slope
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_says_which_matrix_is_meant(axis: Any) -> None:
     """The definition knows rows only; the runtime's axes are permutations of the entries."""
-    x = torch.randn(2, 3, 4, dtype=torch.float64)
-    matrices = {
-        "rows": x.reshape(6, 4),
-        "sequence": x.permute(1, 0, 2).reshape(3, 8),
-        "vocabulary": x.permute(2, 0, 1).reshape(4, 6),
-        0: x.reshape(2, 12),
-        1: x.permute(1, 0, 2).reshape(3, 8),
-    }
-    K = spec.Rounding("float64", steps=8)
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    value = eq.orthogonality(x, axis=axis)
+    slopes = AXES[axis](slope_of(value, x))
+    K = spec.Rounding("float64", steps=MATRIX)
 
     def check() -> None:
-        matrix = rows(K, matrices[axis])
-        assert_agrees(eq.orthogonality(x, axis=axis), [spec.orthogonality(K, matrix)])
+        matrix = rows(K, AXES[axis](x))
+        assert_agrees(value, [spec.orthogonality(K, matrix)])
+        assert_agrees(slopes, spec.orthogonality_grad(K, matrix))
 
     spec.decided(check)
 
@@ -142,30 +161,60 @@ def test_an_axis_says_which_matrix_is_meant(axis: str | int) -> None:
 @pytest.mark.parametrize("mode", ["soft", "hard", "spectral"])
 def test_one_gram_matrix_a_sample_is_a_sum_of_values(mode: Any, reduction: Any) -> None:
     """Added over the samples; the mean is over the entries of all of them, as many in each."""
-    x = torch.randn(2, 3, 4, dtype=torch.float64)
-    K = spec.Rounding("float64", steps=8)
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    value = eq.orthogonality(x, per_sample=True, mode=mode, reduction=reduction)
+    slopes = slope_of(value, x)
+    K = spec.Rounding("float64", steps=MATRIX)
+    parts = K.const(2 if reduction == "mean" else 1)
+    options: dict[str, Any] = {"mode": mode, "reduction": reduction}
 
     def check() -> None:
-        values = [
-            spec.orthogonality(K, rows(K, sample), mode=mode, reduction=reduction) for sample in x
-        ]
-        total = K.sum(values)
-        expected = total / K.const(2) if reduction == "mean" else total
-        runtime = eq.orthogonality(x, per_sample=True, mode=mode, reduction=reduction)
-        assert_agrees(runtime, [expected])
+        samples = [rows(K, sample) for sample in x]
+        total = K.sum(spec.orthogonality(K, sample, **options) for sample in samples)
+        assert_agrees(value, [total / parts])
+        each = flatten([spec.orthogonality_grad(K, sample, **options) for sample in samples])
+        assert_agrees(slopes, [slope / parts for slope in each])
 
     spec.decided(check)
 
 
+def test_a_sample_of_rows_is_some_of_them() -> None:
+    """The value is that of two of four rows, and of no other two; the rest has gradient 0."""
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    value = eq.orthogonality(x, sample=2, generator=torch.Generator().manual_seed(4))
+    slopes = slope_of(value, x)
+    K = spec.Rounding("float64", steps=MATRIX)
+
+    def check() -> list[list[int]]:
+        pairs = [list(pair) for pair in combinations(range(4), 2)]
+        values = [spec.orthogonality(K, rows(K, x[pair])) for pair in pairs]
+        return [p for p, ball in zip(pairs, values, strict=True) if ball.contains(value.item())]
+
+    (chosen,) = spec.decided(check)
+    spec.decided(
+        lambda: assert_agrees(slopes[chosen], spec.orthogonality_grad(K, rows(K, x[chosen])))
+    )
+    assert not slopes[[i for i in range(4) if i not in chosen]].any()
+
+
+GROUPS: dict[tuple[int, ...] | None, Callable[[Tensor], Tensor]] = {
+    (0, 2): lambda x: x.permute(1, 0, 2).reshape(3, 8),
+    None: lambda x: x.reshape(1, -1),
+}
+
+
+@pytest.mark.parametrize("dim", GROUPS)
 @pytest.mark.parametrize("norm", ["rms", "l2"])
-def test_a_magnitude_over_other_dimensions(norm: Any) -> None:
+def test_a_magnitude_over_other_dimensions(norm: Any, dim: Any) -> None:
     """Each norm is over the entries of ``dim``, the reduction over the rest."""
-    x = torch.randn(2, 3, 4, dtype=torch.float64)
-    K = spec.Rounding("float64", steps=4)
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    value = eq.output_magnitude(x, norm=norm, dim=dim)
+    slopes = GROUPS[dim](slope_of(value, x))
+    K = spec.Rounding("float64", steps=SCALED)
 
     def check() -> None:
-        for dim, groups in (((0, 2), x.permute(1, 0, 2).reshape(3, 8)), (None, x.reshape(1, -1))):
-            expected = spec.output_magnitude(K, rows(K, groups), norm=norm)
-            assert_agrees(eq.output_magnitude(x, norm=norm, dim=dim), [expected])
+        groups = rows(K, GROUPS[dim](x))
+        assert_agrees(value, [spec.output_magnitude(K, groups, norm=norm)])
+        assert_agrees(slopes, spec.output_magnitude_grad(K, groups, norm=norm))
 
     spec.decided(check)

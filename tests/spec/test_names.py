@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
 
 import equipoise as eq
 from equipoise import penalties, spec, transforms
@@ -38,34 +41,35 @@ def test_every_definition_is_on_the_page() -> None:
     assert shown == {name for name in DEFINED if not name.endswith("_grad")}
 
 
-IN_BOTH = {"penalties that take a function": {"gradient_penalty", "interpolated_gradient_penalty"}}
+TAKING_FUNCTIONS = {"gradient_penalty", "interpolated_gradient_penalty"}
 # What does not change the value of a definition: how it is computed, drawn, checked or laid out.
 LAYOUT = {"dim", "chunk", "check", "generator", "sample", "per_sample", "axis"}
 
 
-def test_every_option_that_changes_a_value_is_defined_and_tried() -> None:
-    """The options of the definition are those of the runtime; each has a case of its own."""
-    tried = {name: set() for name in PENALTIES}
-    for case in cases():
-        tried[case.penalty] |= case.options.keys()
-    for name in IN_BOTH["penalties that take a function"]:
-        tried[name] = {key for options in OPTIONS for key in options} | {"epsilon"}
-    for name in PENALTIES:
-        runtime = _options(getattr(eq, name)) - LAYOUT
-        assert _options(getattr(spec, name)) == runtime, name
-        untried = runtime - tried[name]
-        # Masks, scales and reductions are shared, and tried where they are computed.
-        assert untried <= {
-            "temperature",
-            "reduction",
-            "mask",
-            "scale",
-            "denominator",
-            "gradient",
-        } | {
-            "support",
-            "temperature_squared",
-        }, name
+@pytest.mark.parametrize("name", sorted(PENALTIES))
+def test_every_option_that_changes_a_value_is_defined_and_tried(name: str) -> None:
+    """The options of the definition are those of the runtime, and every choice has a case."""
+    options = [case.options for case in cases() if case.penalty == name]
+    if name in TAKING_FUNCTIONS:  # ε is given in every test of theirs
+        options = [{**option, "epsilon": 0} for option in OPTIONS]
+    runtime = _options(getattr(eq, name)) - LAYOUT
+    assert _options(getattr(spec, name)) == runtime
+    hints = get_type_hints(inspect.unwrap(getattr(eq, name)))
+    for option in runtime:
+        tried = [given[option] for given in options if option in given]
+        assert tried, option
+        default = inspect.signature(getattr(eq, name)).parameters[option].default
+        untried = [c for c in _choices(hints[option]) if c not in (default, None)]
+        assert all(any(choice == some for some in tried) for choice in untried), option
+
+
+def _choices(hint: object) -> list[object]:
+    """What a literal type lets one choose from; True and False, for a bool."""
+    if hint is bool:
+        return [False, True]
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) for choice in _choices(part)]
 
 
 def _options(function: object) -> set[str]:

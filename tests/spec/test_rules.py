@@ -40,6 +40,12 @@ BAD = {
     "def f(K, xs):\n    return [x for x in xs if K.gt(x, x)]\n": (
         "bad:2 branches on a comparison of scalars"
     ),
+    "def f(K, x):\n    more = K.gt(x, x)\n    return x if more else -x\n": (
+        "bad:3 branches on a comparison of scalars"
+    ),
+    "def f(K, x):\n    return K.ite(not K.gt(x, x), lambda: x, lambda: -x)\n": (
+        "bad:2 branches on a comparison of scalars"
+    ),
     "def f(K, x):\n    return max(x, x)\n": "bad:2 calls the builtin max",
     "def f(K, xs):\n    return sorted(xs)\n": "bad:2 calls the builtin sorted",
     "def f(K, x):\n    return x == x\n": "bad:2 compares without the context",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec
-from tests.spec.oracle import HALVES, assert_agrees, computed_in, flatten
+from tests.spec.oracle import HALVES, assert_agrees, computed_in, flatten, name_of
 
 # Σ aⱼxⱼ²/2 has the gradient aⱼxⱼ, which is exact where a holds powers of two.
 CURVATURE = [2.0, 0.5, -1.0, 4.0, 0.25, 1.0]
@@ -25,6 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"reduction": "none"},
     {"reduction": "sum", "norm": "linf", "target": 2.7},
 ]
+PRECISIONS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # A norm of x/s, times s, and back; then through the function, exactly.
 STEPS = 4
 
@@ -42,7 +44,7 @@ def samples(dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def slope(K: spec.Rounding) -> Any:
-    """The gradient of the function at a sample."""
+    """The gradient of the function at a sample, in the numbers of a context."""
     return lambda row: [_exact_product(K, a, x) for a, x in zip(CURVATURE, row, strict=True)]
 
 
@@ -51,12 +53,23 @@ def _exact_product(K: spec.Rounding, power: float, x: spec.Enclosure) -> spec.En
     return spec.Enclosure(K, factor * x.exact, factor * x.rounded)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_gradient_penalty(options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Its value, and its gradient with respect to the samples, for every norm and side."""
+def rounded_to(dtype: torch.dtype, steepness: Any) -> list[list[spec.Enclosure]]:
+    """What moves the gradients, as it comes back into a function that runs in half precision."""
+    rows = [list(row) for row in steepness]
+    return [[v.once_more(name_of(dtype)) for v in r] for r in rows] if dtype in HALVES else rows
+
+
+def assert_penalty_agrees(
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    penalty: Callable[..., Tensor] = eq.gradient_penalty,
+) -> None:
+    """Its value, and its gradient with respect to the samples.
+
+    In half precision the function itself runs in it, exactly here; its gradients are then widened.
+    """
     x = samples(dtype, 1).requires_grad_()
-    value = eq.gradient_penalty(curved, x, **options)
+    value = penalty(curved, x, **options)
     value.sum().backward()
     K = spec.Rounding(computed_in(dtype), steps=STEPS)
 
@@ -66,55 +79,54 @@ def test_gradient_penalty(options: dict[str, Any], dtype: torch.dtype) -> None:
         assert_agrees(value, flatten([spec.gradient_penalty(K, gradients, **options)]))
         slopes = spec.gradient_penalty_grad(K, gradients, **options)
         assert x.grad is not None
-        assert_agrees(x.grad, flatten([at(row) for row in slopes]), dtype)
+        assert_agrees(x.grad, flatten([at(row) for row in rounded_to(dtype, slopes)]))
 
     spec.decided(check)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_half_precision_gradients_are_measured_in_float32(
-    options: dict[str, Any], dtype: torch.dtype
-) -> None:
-    """The function runs in half precision, exactly here, and its gradients are then widened."""
-    x = samples(dtype, 1)
-    value = eq.gradient_penalty(curved, x, **options)
-    K = spec.Rounding("float32", steps=STEPS)
-
-    def check() -> None:
-        gradients = [slope(K)([K.exactly(v) for v in row]) for row in x.tolist()]
-        assert_agrees(value, flatten([spec.gradient_penalty(K, gradients, **options)]))
-
-    spec.decided(check)
+def test_gradient_penalty(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """For every norm and side."""
+    assert_penalty_agrees(options, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_compiled_gradient_penalties_agree(options: dict[str, Any]) -> None:
+    """In one graph, where the gradient is taken inside."""
+    torch.compiler.reset()
+    compiled = torch.compile(eq.gradient_penalty, fullgraph=True, backend="aot_eager")
+    assert_penalty_agrees(options, torch.float64, compiled)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_interpolated_gradient_penalty(options: dict[str, Any], dtype: torch.dtype) -> None:
     """At points between two batches, one ε a sample, and with respect to both batches."""
     x, reference = samples(dtype, 1).requires_grad_(), samples(dtype, 2).requires_grad_()
-    epsilon = [0.25, 0.3, 0.9, 0.0, 0.7]
-    given = torch.tensor(epsilon, dtype=dtype).unsqueeze(-1)
+    given = torch.tensor([0.25, 0.3, 0.9, 0.0, 0.7], dtype=dtype).unsqueeze(-1)
     value = eq.interpolated_gradient_penalty(curved, x, reference, epsilon=given, **options)
     value.sum().backward()
+    # The points are of the type of the batches, what is measured at them of that of the value.
+    points = spec.Rounding(name_of(dtype), steps=STEPS)
     K = spec.Rounding(computed_in(dtype), steps=STEPS)
+    chosen = {**options, "epsilon": given.flatten().tolist()}
 
     def check() -> None:
-        at, inputs = (
-            slope(K),
-            [[[K.exactly(v) for v in r] for r in t.tolist()] for t in (x, reference)],
-        )
-        chosen = {**options, "epsilon": given.flatten().tolist()}
+        at = slope(K)
+        inputs = [[[points.exactly(v) for v in r] for r in t.tolist()] for t in (x, reference)]
         result = spec.interpolated_gradient_penalty(K, at, *inputs, **chosen)
         assert_agrees(value, flatten([result]))
         slopes = spec.interpolated_gradient_penalty_grad(K, at, *inputs, **chosen)
-        to_points = [at(row) for row in slopes]
+        moved = [slope(points)(row) for row in rounded_to(dtype, slopes)]
         for leaf, shares in (
             (x, chosen["epsilon"]),
             (reference, [1 - e for e in chosen["epsilon"]]),
         ):
             assert leaf.grad is not None
-            share = [[K.const(e) * v for v in r] for r, e in zip(to_points, shares, strict=True)]
-            assert_agrees(leaf.grad, flatten(share), dtype)
+            to_leaf = [
+                [points.const(e) * v for v in row] for row, e in zip(moved, shares, strict=True)
+            ]
+            assert_agrees(leaf.grad, flatten(to_leaf))
 
     spec.decided(check)

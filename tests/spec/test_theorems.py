@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from equipoise.spec import rechecks
 from equipoise.spec.claims import Claim, proved
 from equipoise.spec.divergence import kl_gap, kl_term
 from equipoise.spec.magnitude import elastic_term
+from equipoise.spec.percentile import rank
 from equipoise.spec.proofs import (
     clamping,
     clipping,
@@ -67,6 +69,13 @@ def test_faulty_proofs_are_seen() -> None:
     assert Theorem("", "", [false]).faults() == ["false: refuted"]
     assert Theorem("", "", [true], {"nothing": true}).faults() == ["mutant with nothing: proved"]
     assert Theorem("", "", [true], {"a sign": false}).faults() == []
+
+
+@pytest.mark.parametrize("n", percentiles.LENGTHS)
+def test_the_percentages_of_the_proofs_have_every_rank(n: int) -> None:
+    """So that what is proved for these four is proved for all percentages."""
+    ranks = {rank(n, pct) for pct in percentiles.PERCENTS}
+    assert ranks == {rank(n, Fraction(pct, 8)) for pct in range(801)} == set(range(n))
 
 
 Fold = tuple[Callable[[Symbols, list[Any]], Any], Callable[[Symbols, Any], Any]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from equipoise import spec, transforms
 from equipoise.spec.decay import decoupled
-from tests.spec.oracle import assert_agrees, computed_in, entries, flatten, name_of, rows
+from equipoise.spec.sums import length
+from tests.spec.oracle import HALVES, assert_agrees, computed_in, entries, flatten, name_of, rows
 
 PRECISIONS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SHAPES = ((3, 5), (7,), (2, 2, 3))
@@ -44,7 +47,9 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def assert_scaled(
-    out: Sequence[Tensor], expected: Callable[[spec.Rounding], Sequence[Any]]
+    out: Sequence[Tensor],
+    expected: Callable[[spec.Rounding], Sequence[Any]],
+    steps: int = 1,
 ) -> None:
     """What is multiplied by a factor from float64: it and the product are rounded once each.
 
@@ -54,7 +59,7 @@ def assert_scaled(
     dtype = out[0].dtype
 
     def check() -> None:
-        K = spec.Rounding("float64")
+        K = spec.Rounding("float64", steps=steps)
         balls = flatten(list(expected(K)))
         if dtype != torch.float64:
             balls = [ball.once_more("float32").once_more("float32") for ball in balls]
@@ -95,6 +100,7 @@ def test_clip_by_global_norm_of_any_floats(numbers: list[float], limit: float) -
     assert_scaled(out, lambda K: spec.clip_by_global_norm(K, entries(K, grads[0]), limit))
 
 
+# The last one fills the digits of float32, and its squares most of those of float64.
 TUPLES = [
     (3, 4, 5),
     (5, 12, 13),
@@ -103,33 +109,62 @@ TUPLES = [
     (2, 3, 6, 7),
     (1, 4, 8, 9),
     (2, 6, 9, 11),
+    (5791, 16767840, 16767841),
 ]
-POWERS = [-100, -30, -1, 0, 7, 60]
+POWERS = [-100, -30, -9, -1, 0, 7, 60]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("tuple_", TUPLES, ids=str)
-def test_the_branch_is_that_of_exact_arithmetic(
-    tuple_: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_the_tuples_are_pythagorean() -> None:
+    """Their lengths are whole numbers."""
+    assert all(sum(x * x for x in sides) == whole * whole for *sides, whole in TUPLES)
+
+
+def near(at: Tensor) -> list[float]:
+    """A number, and three neighbours on either side."""
+    limits, below, above = [at.item()], at, at
+    for _ in range(3):
+        below = torch.nextafter(below, torch.zeros_like(below))
+        above = torch.nextafter(above, torch.full_like(above, torch.inf))
+        limits += [below.item(), above.item()]
+    return limits
+
+
+def branch(clip: str, limit: float, gradient: Tensor) -> tuple[bool, Tensor]:
+    """Whether a clip says that it clipped, and what it gives."""
+    transform = getattr(transforms, clip)(limit)
+    out, state = transform.update([gradient.clone()], transform.init([gradient]), [gradient])
+    return bool(transforms.recorded(state)["clipped_fraction"].item()), out[0]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("clip", ["clip_by_global_norm", "clip_by_norm"])
+def test_the_branch_is_that_of_exact_arithmetic(clip: str, dtype: torch.dtype) -> None:
     """Lengths that are whole numbers times powers of two; limits units below, at and above."""
-    *sides, length = tuple_
-    for power in POWERS:
-        g = torch.tensor(sides, dtype=dtype) * 2.0**power
-        at = torch.tensor(length, dtype=dtype) * 2.0**power
-        limits = [at.item()]
-        below = above = at
-        for _ in range(3):
-            below = torch.nextafter(below, torch.zeros_like(below))
-            above = torch.nextafter(above, torch.full_like(above, torch.inf))
-            limits += [below.item(), above.item()]
-        for limit in limits:
-            squares = sum(Fraction(x) ** 2 for x in g.tolist())
-            clips = squares > Fraction(limit) ** 2
-            out = update(transforms.clip_by_global_norm(limit), [g])
-            single = update(transforms.clip_by_norm(limit), [g])
-            assert (not torch.equal(out[0], g)) == clips, (power, limit)
-            assert torch.equal(out[0], single[0])
+    tried = 0
+    for (*sides, whole), power in product(TUPLES, POWERS):
+        exact = [x * Fraction(2) ** power for x in (*sides, whole)]
+        *g, at = torch.tensor([float(x) for x in exact], dtype=dtype)
+        if [x.item() for x in (*g, at)] != exact:
+            continue
+        for limit in near(at):
+            tried += 1
+            clips = sum(x * x for x in exact[:-1]) > Fraction(limit) ** 2
+            clipped, out = branch(clip, limit, torch.stack(g))
+            assert clipped == clips, (exact, limit)
+            # In half precision a factor of nearly 1 may round back.
+            same = torch.equal(out, torch.stack(g))
+            assert same != clips if dtype not in HALVES else same or clips
+    assert tried >= 7 * 7 * 4
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("clip", ["clip_by_global_norm", "clip_by_norm"])
+def test_a_hair_above_the_limit_is_above(clip: str, dtype: torch.dtype) -> None:
+    """One more entry of 2⁻¹⁰ makes a length that was at its limit longer; float32 has it equal."""
+    for *sides, whole in TUPLES[:-1]:
+        hair = torch.tensor([*sides, 2.0**-10], dtype=dtype)
+        assert branch(clip, float(whole), hair)[0], sides
+        assert not branch(clip, float(whole), hair[:-1])[0], sides
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
@@ -142,12 +177,15 @@ def test_clip_by_value_is_exact(dtype: torch.dtype) -> None:
         assert joined(out).tolist() == exact
 
 
+PERCENTAGES: Sequence[int] = range(101)
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 29, 101])
 def test_clip_by_percentile_is_exact(n: int, dtype: torch.dtype) -> None:
     """To the bit, for every whole percentage, with ties, zeros and signs."""
     values = (torch.arange(n) * 7919 % 23 - 11).to(dtype) / 4
-    for pct in range(0, 101, 1 if dtype == torch.float64 else 9):
+    for pct in PERCENTAGES if dtype == torch.float64 else PERCENTAGES[::9]:
         out = update(transforms.clip_by_percentile(pct), [values])
         assert out[0].tolist() == spec.clip_by_percentile(spec.Float(), values.tolist(), pct)
 
@@ -164,7 +202,7 @@ def test_clip_by_percentile_of_many_entries(scope: Any) -> None:
 
 
 @pytest.mark.parametrize("percent", [0, 10, 50, 100, 29.5])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_clip_by_norm_history(percent: float, dtype: torch.dtype) -> None:
     """The limit is the percentile of the last lengths, this one among them."""
     transform = transforms.clip_by_norm_history(percent, window=4)
@@ -183,26 +221,30 @@ def test_clip_by_norm_history(percent: float, dtype: torch.dtype) -> None:
         )
 
 
-def test_clip_by_zscore() -> None:
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_clip_by_zscore(dtype: torch.dtype) -> None:
     """The limit is the mean of the last clipped lengths plus so many deviations, this excluded."""
     transform = transforms.clip_by_zscore(1.5, window=4, warmup=2)
-    params = [torch.zeros(2, dtype=torch.float64)]
+    params = [torch.zeros(2, dtype=dtype)]
     state: Any = transform.init(params)
-    norms: list[float] = []
     for size in (5.0, 20.0, 100.0, 10.0, 2.5, 40.0):
-        g = torch.tensor([3.0, 4.0], dtype=torch.float64) * (size / 5)
-        past = norms[-4:] if len(norms) > 1 else []
+        g = torch.tensor([3.0, 4.0], dtype=dtype) * (size / 5)
+        # The lengths after clipping are the runtime's own, each within its ball; from them on, the
+        # definition's operations are the runtime's, but for a root and a product more in each.
+        past = state["norms"][state["norms"].isfinite()].tolist() if state["seen"] > 1 else []
         out, state = transform.update([g.clone()], state, params)
 
-        def check(g: Tensor = g, past: list[float] = past, out: Any = out) -> None:
-            # The lengths after clipping are the runtime's own, each within a few units of exact;
-            # from them on, the definition's operations are the runtime's.
+        def expected(K: spec.Rounding, g: Tensor = g, past: list[float] = past) -> list[Any]:
+            return spec.clip_by_zscore(K, entries(K, g), [K.exactly(x) for x in past], 1.5)
+
+        assert_scaled(out, expected, steps=8)
+        after = transforms.recorded(state)["norm_clipped"]
+
+        def check(expected: Any = expected, after: Any = after) -> None:
             K = spec.Rounding("float64", steps=8)
-            expected = spec.clip_by_zscore(K, entries(K, g), [K.exactly(x) for x in past], 1.5)
-            assert_agrees(out[0], expected)
+            assert_agrees(after, [length(K, expected(K))])
 
         spec.decided(check)
-        norms.append(torch.linalg.vector_norm(out[0]).item())
 
 
 @pytest.mark.parametrize("per", ["unit", "tensor"])
@@ -255,18 +297,19 @@ def test_decay(name: str, options: dict[str, float], dtype: torch.dtype) -> None
     spec.decided(check)
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize(("name", "options"), DECAYS)
-def test_decoupled_decay(name: str, options: dict[str, float]) -> None:
+def test_decoupled_decay(name: str, options: dict[str, float], dtype: torch.dtype) -> None:
     """On the weights, at the optimizer's learning rate: w − η·decay."""
-    weight = torch.nn.Parameter(torch.tensor([1.5, -0.25, 0.0, 3.0], dtype=torch.float64))
+    weight = torch.nn.Parameter(torch.tensor([1.5, -0.25, 0.0, 3.0], dtype=dtype))
     before = weight.detach().clone()
     optimizer = torch.optim.SGD([weight], lr=0.3)
     transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     # w·(1 − η·r·b) − η·r·a·sign: the factor of the decay is made of up to three products, and the
-    # difference from 1 is rounded at the size of w.
-    K = spec.Rounding("float64", steps=3)
+    # difference from 1 is rounded at the size of w. The two parts are taken one after the other.
+    K = spec.Rounding(name_of(dtype), steps=3)
 
     def check() -> None:
         w = entries(K, before)
@@ -316,6 +359,28 @@ def test_centralize(dtype: torch.dtype) -> None:
     spec.decided(check)
 
 
+CENTRAL: dict[Any, Callable[[Tensor], Tensor]] = {
+    0: lambda x: x.permute(1, 2, 0).reshape(-1, x.shape[0]),
+    (-1,): lambda x: x.reshape(-1, x.shape[-1]),
+    (0, 2): lambda x: x.permute(1, 0, 2).reshape(x.shape[1], -1),
+}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("dims", CENTRAL, ids=str)
+def test_centralize_over_other_dimensions(dims: Any, dtype: torch.dtype) -> None:
+    """A row is then what those dimensions hold."""
+    grad = gradients(dtype)[2]
+    (out,) = update(transforms.centralize(dims), [grad])
+    K = spec.Rounding(computed_in(dtype))
+
+    def check() -> None:
+        expected = spec.centralize(K, rows(K, CENTRAL[dims](grad)))
+        assert_agrees(CENTRAL[dims](out), flatten(expected), dtype)
+
+    spec.decided(check)
+
+
 def test_skip_nonfinite_skips_what_the_definition_skips() -> None:
     """A step with an entry that is no number leaves the weights; another one does not."""
     for bad in (None, float("nan"), float("inf"), -float("inf")):
@@ -342,3 +407,42 @@ def test_combinators_compute_nothing_of_their_own() -> None:
     )
     unchanged = update(transforms.identity(), grads)
     assert all(torch.equal(x, y) for x, y in zip(unchanged, grads, strict=True))
+
+
+AGREEMENTS: dict[str, Callable[..., None]] = {
+    "clip_by_value": test_clip_by_value_is_exact,
+    "clip_by_norm": partial(test_clip_by_norm, 1.0),
+    "clip_by_global_norm": partial(test_clip_by_global_norm, 7.5),
+    "clip_by_percentile": partial(test_clip_by_percentile_is_exact, 3),
+    "adaptive_clip": partial(test_adaptive_clip, "unit"),
+    "add_l2_decay": partial(test_decay, *DECAYS[0]),
+    "add_l1_decay": partial(test_decay, *DECAYS[1]),
+    "add_elastic_net_decay": partial(test_decay, *DECAYS[2]),
+    "centralize": test_centralize,
+}
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+def test_compiled_updates_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same agreement, where the compiler made the code of the update."""
+    torch.compiler.reset()
+    times = 0
+
+    def compiled(
+        transform: Any, grads: Sequence[Tensor], params: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        def step(some: list[Tensor], state: Any, weights: list[Tensor]) -> Any:
+            return transform.update(some, state, weights)
+
+        nonlocal times
+        times += 1
+        weights = [torch.zeros_like(g) for g in grads] if params is None else list(params)
+        run = torch.compile(step, backend="aot_eager")
+        out, _ = run([g.clone() for g in grads], transform.init(weights), weights)
+        return list(out)
+
+    monkeypatch.setitem(globals(), "update", compiled)
+    if name == "clip_by_percentile":
+        monkeypatch.setitem(globals(), "PERCENTAGES", (0, 29, 50, 100))
+    AGREEMENTS[name](dtype=torch.float64)
+    assert times

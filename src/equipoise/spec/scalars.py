@@ -179,10 +179,16 @@ class Rational:
         return root
 
     def exp(self, x: Fraction, /) -> Fraction:
-        raise UnsupportedError(f"exp({x}) must be rational, and is not. Use `Ball()`.")
+        """1 for 0, the only fraction whose exponential is one."""
+        if x:
+            raise UnsupportedError(f"exp({x}) must be rational, and is not. Use `Ball()`.")
+        return Fraction(1)
 
     def log(self, x: Fraction, /) -> Fraction:
-        raise UnsupportedError(f"log({x}) must be rational, and is not. Use `Ball()`.")
+        """0 for 1, the only fraction whose logarithm is one."""
+        if x != 1:
+            raise UnsupportedError(f"log({x}) must be rational, and is not. Use `Ball()`.")
+        return Fraction(0)
 
     def sum(self, xs: Iterable[Fraction], /) -> Fraction:
         return left_fold(Fraction(0), xs)

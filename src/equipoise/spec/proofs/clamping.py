@@ -36,11 +36,11 @@ def twice_is_once(K: Symbols, rule: Rule = clamp) -> Statement:
     """Clamping what is clamped changes nothing, whatever the bounds."""
     x, low, high = _given(K)
     held = rule(K, x, low, high)
-    return Statement([low <= high], rule(K, held, low, high) == held)
+    return Statement([], rule(K, held, low, high) == held)
 
 
 def order_is_kept(K: Symbols, rule: Rule = clamp) -> Statement:
-    """X ≤ y gives clamp x ≤ clamp y."""
+    """Where x ≤ y, clamp x ≤ clamp y."""
     x, low, high = _given(K)
     y = K.real("y")
     return Statement([x <= y], rule(K, x, low, high) <= rule(K, y, low, high))

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from equipoise.spec.clipping import clip_factor
+from equipoise.spec.proofs.sizes import cauchy_schwarz
 from equipoise.spec.proofs.statement import Statement, Theorem
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import square
@@ -25,6 +26,23 @@ def squares_of_the_clipped(K: Symbols) -> Statement:
     """Step: Σ(c·g)² = c²·Σg²; the base is 0 = c²·0."""
     S, T, c, x = K.real("S"), K.real("T"), K.real("c"), K.real("x")
     return Statement([c * c * S == T], plus(T, square(K, x * c)) == c * c * plus(S, square(K, x)))
+
+
+def squares_of_a_difference(K: Symbols) -> Statement:
+    """Step: Σ(c·x − d·y)² = c²·Σx² − 2cd·Σxy + d²·Σy²; the base is 0 = 0."""
+    A, B, C, D = K.real("A"), K.real("B"), K.real("C"), K.real("D")
+    c, d, x, y = K.real("c"), K.real("d"), K.real("x"), K.real("y")
+    after = c * c * plus(A, square(K, x)) - 2 * c * d * plus(C, x * y)
+    after += d * d * plus(B, square(K, y))
+    before = c * c * A - 2 * c * d * C + d * d * B
+    return Statement([before == D], plus(D, square(K, x * c - y * d)) == after)
+
+
+def product_below_lengths(K: Symbols) -> Statement:
+    """C² ≤ a²·b² gives |C| ≤ a·b for a, b ≥ 0."""
+    a, b, C = K.real("a"), K.real("b"), K.real("C")
+    within = square(K, C) <= square(K, a) * square(K, b)
+    return Statement([a >= 0, b >= 0, within], K.abs(C) <= a * b)
 
 
 FOLDS = (squares_are_not_negative, squares_of_the_clipped)
@@ -93,9 +111,10 @@ def limit_zero_gives_zeros(K: Symbols, rule: Rule = clip_factor) -> Statement:
 
 
 def distance_does_not_grow(K: Symbols, which: int = 0, rule: Rule = clip_factor) -> Statement:
-    """‖clip a − clip b‖² ≤ ‖a − b‖², from A = Σa², B = Σb², C = Σab with C² ≤ A·B.
+    """‖clip a − clip b‖² ≤ ‖a − b‖², from A = Σa², B = Σb² and C = Σab.
 
-    Three cases: neither is clipped, one is, both are; the roots of A and B are named.
+    Three cases: neither is clipped, one is, both are; the roots of A and B are named. |C| ≤ a·b is
+    Cauchy and Schwarz's.
     """
     a, b, C, m = K.real("a"), K.real("b"), K.real("C"), K.real("m")
     A, B = a * a, b * b
@@ -107,7 +126,7 @@ def distance_does_not_grow(K: Symbols, which: int = 0, rule: Rule = clip_factor)
         [m * m < A, m * m >= B],
         [m * m < A, m * m < B],
     ][which]
-    cauchy = K.z3.And(a * b >= C, a * b >= -C)
+    cauchy = K.abs(C) <= a * b
     return Statement([a >= 0, b >= 0, m >= 0, cauchy, *case], clipped <= A - 2 * C + B)
 
 
@@ -208,7 +227,12 @@ def theorems() -> list[Theorem]:
         Theorem(
             "clipping brings no two gradients further apart",
             every,
-            [*FOLDS, *(partial(distance_does_not_grow, which=which) for which in range(3))],
+            [
+                cauchy_schwarz,
+                product_below_lengths,
+                squares_of_a_difference,
+                *(partial(distance_does_not_grow, which=which) for which in range(3)),
+            ],
             {"a missing root": partial(distance_does_not_grow, which=1, rule=missing_root)},
         ),
     ]

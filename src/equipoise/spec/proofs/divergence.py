@@ -78,14 +78,14 @@ def mixture_term_below(K: Symbols, share: Fraction = Fraction(1, 2)) -> Statemen
     return Statement(hypotheses, plus(js, mixed_term(K, a, b, log_m, Fraction(1, 2))) <= step)
 
 
-def mixture_is_not_negative(K: Symbols) -> Statement:
+def mixture_is_not_negative(K: Symbols, sign: int = 1) -> Statement:
     """Step of JS ≥ 0 as β(Σp − Σm) + (1−β)(Σq − Σm), which is 0; the base is 0 ≥ 0."""
     a, b, log_m, js, P, Q, M = _reals(K, "a b log_m js P Q M")
     half = K.const(Fraction(1, 2))
     p, q, m = K.exp(a), K.exp(b), K.exp(log_m)
     before = half * (P - M) + half * (Q - M)
     after = half * (plus(P, p) - plus(M, m)) + half * (plus(Q, q) - plus(M, m))
-    step = plus(js, mixed_term(K, a, b, log_m, Fraction(1, 2))) >= after
+    step = plus(js, sign * mixed_term(K, a, b, log_m, Fraction(1, 2))) >= after
     return Statement([m == half * (p + q), js >= before], step)
 
 
@@ -152,7 +152,10 @@ def theorems() -> list[Theorem]:
             "0 ≤ JS ≤ ln 2 for equal shares",
             every,
             [mixture_is_not_negative, mixture_term_below],
-            {"a mixture too thin": partial(mixture_term_below, share=Fraction(1, 8))},
+            {
+                "a mixture too thin": partial(mixture_term_below, share=Fraction(1, 8)),
+                "the wrong sign": partial(mixture_is_not_negative, sign=-1),
+            },
         ),
         Theorem(
             "a softmax sums to 1",
