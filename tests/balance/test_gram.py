@@ -119,6 +119,15 @@ def test_a_rule_that_returns_nan_changes_nothing() -> None:
     assert numbers(balancer) == pytest.approx({"a": 0.1, "b": 0.2, "c": 0.3})
 
 
+@pytest.mark.parametrize("of_base", [0.0, -1.0])
+def test_a_base_without_weight_changes_nothing(of_base: float) -> None:
+    """Weights relative to a base that a rule gives none, or a negative one, have no meaning."""
+    balancer = from_gram(lambda _: torch.tensor([of_base, 1.0, 2.0]))
+    pipeline = pipeline_of(dict(zip(("base", "b", "c"), LOSSES.values(), strict=True)), b=0.3)
+    balancer.update(evaluated(pipeline, [0.0] * 3), pipeline)
+    assert numbers(balancer) == pytest.approx({"b": 0.3, "c": 1.0})
+
+
 def test_a_report_of_nan_reaches_no_solver() -> None:
     """A quadratic programme is not asked about NaN, on which it would raise."""
     balancer = from_gram(jd.UPGradWeighting())
@@ -137,6 +146,11 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: from_gram(torch.diagonal, terms="kl"),
         eq.OptionError,
         "`terms` must be a list of names, got 'kl'. Use ['kl'].",
+    ),
+    "decay": (
+        lambda: from_gram(torch.diagonal, decay=1.0),
+        eq.OptionError,
+        "`decay` must be below 1, got 1.0. Use 0.9, say.",
     ),
     "shape": (
         lambda: updated(lambda gram: gram),

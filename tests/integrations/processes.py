@@ -1,5 +1,6 @@
 """Two processes that train together, on the CPU."""
 
+import gc
 import os
 import socket
 from collections.abc import Callable
@@ -22,6 +23,8 @@ def _process(rank: int, port: int, function: Callable[..., None], *args: Any) ->
     torch.set_num_threads(1)
     function(rank, *args)
     if dist.is_initialized():
+        gc.collect()  # models in cycles hold the group, whose threads must not outlive it
+        dist.barrier()
         dist.destroy_process_group()
 
 

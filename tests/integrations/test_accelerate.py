@@ -272,6 +272,20 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
+def test_its_own_state_holds_the_transforms() -> None:
+    """Distributed checkpoints drop what an optimizer's state has beside the usual: it goes on."""
+    data = batches(8, 8)
+    whole = Run(transform=STATEFUL).train(data).weights
+    half = Run(transform=STATEFUL).train(data[:4])
+    resumed = Run(transform=STATEFUL)
+    resumed.model.load_state_dict(half.model.state_dict())
+    usual = half.optimizer.state_dict()
+    resumed.optimizer.load_state_dict({key: usual[key] for key in ("state", "param_groups")})
+    resumed.regularize.load_state_dict(half.regularize.state_dict())
+    for a, b in zip(resumed.train(data[4:]).weights, whole, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_an_evaluation_is_neither_tracked_nor_logged() -> None:
     """Without gradients it evaluates, at the step where training is."""
     run = Run(track=True)

@@ -1,13 +1,15 @@
-"""Without its host a module says which extra to install."""
+"""Hosts: which versions were tested, and what is said where one is missing."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import pytest
 
 import equipoise.integrations
+from tests.house.paths import ROOT
 
 NEEDS = {
     "lightning": ("Lightning 2.6", "without it", ["lightning", "lightning.pytorch"]),
@@ -31,3 +33,12 @@ def test_a_missing_host_names_its_extra(host: str, monkeypatch: pytest.MonkeyPat
         f"`{name}` needs {needed}, got an environment {without}. "
         f"Use `pip install 'equipoise[{host}]'`."
     )
+
+
+def test_the_page_says_which_versions_were_tested() -> None:
+    """The versions on the page are those that development and CI install."""
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^(\w+)==(.+)$", constraints, re.MULTILINE))
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    row = f"| tested with, on the CPU, under torch {pins['torch']} |"
+    assert f"{row} {' | '.join(pins[host] for host in NEEDS)} |" in page

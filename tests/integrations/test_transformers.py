@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -386,6 +387,53 @@ def test_a_batch_keeps_its_labels(tmp_path: Path) -> None:
     assert seen[0] == int(tokens(stacked(samples()[:2])["labels"]))
     assert history(trainer, "loss") == pytest.approx(losses, rel=1e-6)
     assert_same(list(trainer.model.parameters()), weights)
+
+
+def test_in_front_of_another_trainer(tmp_path: Path) -> None:
+    """What another trainer makes of the loss is the base, and the penalties keep their scale."""
+
+    class Other(Trainer):
+        def compute_loss(self, *args: Any, **options: Any) -> Any:
+            loss, outputs = super().compute_loss(*args, **{**options, "return_outputs": True})
+            return 3.0 * loss, outputs
+
+    class Mine(Outputs, Other):
+        pass
+
+    args = arguments(tmp_path, size=2, accumulate=2, learning_rate=0.0, max_steps=2)
+    alone = with_outputs(PipelineCallback(PIPELINE), args)
+    together = Mine(model=llama(), args=args, train_dataset=samples())
+    PipelineCallback(PIPELINE).add_to(together)
+    for trainer in (alone, together):
+        trainer.train()
+    base = torch.tensor(history(alone, "equipoise/base"))
+    assert history(together, "equipoise/base") == pytest.approx((3 * base).tolist(), rel=1e-6)
+    for name in ("equipoise/penalty", "equipoise/decay"):
+        assert history(together, name) == pytest.approx(history(alone, name), rel=1e-6)
+    added = torch.tensor(history(together, "loss")) - torch.tensor(history(alone, "loss"))
+    assert added.tolist() == pytest.approx((2 * base).tolist(), rel=1e-5)
+
+
+def test_a_base_with_smoothed_labels(tmp_path: Path) -> None:
+    """The loss of the trainer's own is the base, whichever it computes; the batch has labels."""
+    args = arguments(tmp_path, label_smoothing_factor=0.2, learning_rate=0.0, max_steps=1)
+    plain = Trainer(model=llama(), args=args, train_dataset=samples())
+    trainer = with_outputs(PipelineCallback(PIPELINE), args)
+    for each in (plain, trainer):
+        each.train()
+    assert history(trainer, "equipoise/base") == pytest.approx(history(plain, "loss"), rel=1e-6)
+    decay = history(trainer, "equipoise/decay_weighted")[0]
+    assert history(trainer, "loss")[0] == pytest.approx(history(plain, "loss")[0] + decay, rel=1e-6)
+
+
+def test_a_nan_is_shown(tmp_path: Path) -> None:
+    """The trainer leaves what is not finite out of the loss it logs; the figures show it."""
+    broken = PIPELINE.with_term("broken", Term(lambda w: torch.nan * w[0].sum(), inputs="weights"))
+    args = arguments(tmp_path, max_steps=1, learning_rate=0.0)
+    trainer = with_outputs(PipelineCallback(broken), args)
+    trainer.train()
+    assert math.isfinite(history(trainer, "loss")[0])
+    assert math.isnan(history(trainer, "equipoise/broken")[0])
 
 
 def test_a_base_of_the_pipelines_own(tmp_path: Path) -> None:

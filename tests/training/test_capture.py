@@ -181,6 +181,7 @@ PARTS = {
     "nested": (lambda x: (x, (x, 3 * x)), (1, 1), 3.0),
     "mapping": (lambda x: {"a": x, "b": 2 * x}, ("b",), 2.0),
     "mapping, by index": (lambda x: {"a": x, "b": 2 * x}, (1,), 2.0),
+    "tuple, from its end": (lambda x: (x, 2 * x, 8 * x), (-1,), 8.0),
     "named tuple": (lambda x: Pair(x, 4 * x), ("spread",), 4.0),
     "dataclass": (lambda x: Output(5 * x, (x,)), ("logits",), 5.0),
     "dataclass, deeper": (lambda x: Output(x, (x, 6 * x)), ("states", 1), 6.0),

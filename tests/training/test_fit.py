@@ -1,8 +1,10 @@
 """Runs over epochs: their steps, their figures, their files, and going on from these."""
 
+import gc
 import importlib.util
 import logging
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import equipoise as eq
 from equipoise import Pipeline, Term, balance, tracking, transforms
@@ -108,9 +110,6 @@ def test_a_file_in_the_middle_is_enough(tmp_path: Path) -> None:
     whole = made()
     fit(whole, loader(), epochs=2, progress=False)
 
-    class KilledError(RuntimeError):
-        """What happens to the process."""
-
     def kill(_metrics: dict[str, float], number: int) -> None:
         if number == 9:
             raise KeyboardInterrupt
@@ -174,6 +173,66 @@ def test_a_sink_is_given_the_figures() -> None:
     assert [number for number, _ in rows] == [4, 8, 12]
     assert {"total", "base", "small_weighted", "clip_by_global_norm/norm"} <= rows[0][1].keys()
     assert all(isinstance(x, float) for _, metrics in rows for x in metrics.values())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_row_is_the_mean_since_the_last(accumulate: int) -> None:
+    """Values are means over all calls, norms over the tracked ones: no row falls between them."""
+    rows: list[dict[str, float]] = []
+    step = made(accumulate=accumulate)
+    fit(step, loader(), steps=8, sink=lambda m, _: rows.append(m), log_every=4, progress=False)
+
+    step, calls, windows = made(accumulate=accumulate), [], []
+    while step.number < 8:
+        for x, y in loader():
+            calls.append(step(x, y).metrics())
+            if step.pending and len(calls) % 7 == 0:  # the last batch of an epoch
+                step.update()
+            if step.number % 4 == 0 and not step.pending:
+                windows.append(calls[sum(map(len, windows)) :])
+            if step.number == 8:
+                break
+    assert "base_grad_norm" not in windows[0][-1]  # tracked are the updates 0, 2, 4, 6
+    for row, window in zip(rows, windows, strict=True):
+        for name in ("total", "base", "small_weighted", "small_grad_norm", "base_grad_norm"):
+            found = [call[name] for call in window if name in call]
+            assert row[name] == pytest.approx(sum(found) / len(found), rel=1e-6), name
+
+
+def test_no_call_is_kept_for_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before a row is full its calls are gone, but for their figures."""
+    alive: list[weakref.ref[eq.Evaluation]] = []
+    call = TrainStep.__call__
+
+    def watched(step: TrainStep, x: Any, target: Any) -> eq.Evaluation:
+        gc.collect()
+        assert not any(ref() for ref in alive[:-1])  # the run itself has the last one in hand
+        result = call(step, x, target)
+        alive.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(TrainStep, "__call__", watched)
+    fit(made(), loader(), sink=lambda _m, _n: None, log_every=100, progress=False)
+    assert len(alive) == 7
+
+
+def test_a_sampler_is_told_the_epoch(tmp_path: Path) -> None:
+    """Samplers that shuffle by the epoch do so anew in each, also in a resumed run."""
+
+    class Counting(SequentialSampler):
+        def __init__(self, source: TensorDataset) -> None:
+            super().__init__(source)
+            self.told: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told.append(epoch)
+
+    samplers = [Counting(data()) for _ in range(2)]
+    loaders = [DataLoader(data(), batch_size=10, sampler=sampler) for sampler in samplers]
+    path = tmp_path / "run.pt"
+    fit(made(), loaders[0], epochs=9, steps=3, checkpoint=path, progress=False)
+    fit(made(), loaders[1], epochs=3, checkpoint=path, resume=True, progress=False)
+    assert [sampler.told for sampler in samplers] == [[0, 1], [1, 2]]
 
 
 def test_a_failing_sink_does_not_stop_training(caplog: pytest.LogCaptureFixture) -> None:

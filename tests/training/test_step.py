@@ -3,16 +3,20 @@
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import equipoise as eq
 from equipoise import Pipeline, Term, balance, schedules, tracking, transforms
 from equipoise.training import TrainStep, capture, parameters
+from tests.integrations.processes import in_two_processes
 
 PIPELINE = Pipeline(
     small=Term(eq.l2, inputs="prediction", weight=schedules.linear(0.0, 0.1, steps=10)),
@@ -144,6 +148,65 @@ def test_an_early_update_divides_by_the_calls_there_were() -> None:
     steps[1].update()  # nothing is left to do
     assert steps[0].number == steps[1].number == 1
     assert_same(*models, rtol=1e-13, atol=1e-15)
+
+
+class Branching(nn.Module):
+    """Some batches use one layer more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.rarely = network().double(), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.always(x)
+        return out + self.rarely(x) if used(x) else out
+
+
+def used(x: Tensor) -> bool:
+    """Whether a batch uses that layer."""
+    return bool(x[-1, -1] > 0)
+
+
+def in_each_process(rank: int, folder: str) -> None:
+    """Train as one of two processes, each with every second batch; three make two updates."""
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(Branching(), find_unused_parameters=True)
+    step = distributed_step(model, accumulate=2)
+    for x, y in batches(6, size=2)[rank::2]:
+        step(x.double(), y)
+    step.update()
+    torch.save([p.detach() for p in model.parameters()], f"{folder}/{rank}.pt")
+
+
+def distributed_step(model: nn.Module, accumulate: int) -> TrainStep:
+    """A step whose transform depends on the whole gradient."""
+    return TrainStep(
+        model,
+        F.cross_entropy,
+        Pipeline(small=Term(eq.l2, inputs="prediction", options={"reduction": "mean"})),
+        torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+        transform=transforms.clip_by_global_norm(0.5),
+        accumulate=accumulate,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """Data-parallel gradients are whole in every update, also in one that was cut short."""
+    in_two_processes(in_each_process, str(tmp_path))
+    last = [used(x) for x, _ in batches(6, size=2)[-2:]]
+    assert sorted(last) == [False, True]  # one process has no gradient of the layer
+    model = Branching()
+    step = distributed_step(model, accumulate=4)
+    for x, y in batches(6, size=2):
+        step(x.double(), y)
+    step.update()
+    assert step.number == 2
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for a, b in zip(found, model.parameters(), strict=True):
+            # The same sums in another order, in float64.
+            torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_a_scaler_changes_neither_reports_nor_transforms() -> None:
@@ -322,12 +385,42 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         eq.InputTypeError,
         "`model` must be a torch.nn.Module, got int. Use",
     ),
+    "optimizer": (
+        lambda: TrainStep(network(), F.mse_loss, Pipeline(), "adam"),  # type: ignore[arg-type]
+        eq.InputTypeError,
+        "`optimizer` must be a torch.optim.Optimizer, got str. Use `torch.optim.AdamW(",
+    ),
+    "balancer": (
+        lambda: step_of(network(), balancer="share"),
+        eq.InputTypeError,
+        "`balancer` must be a Balancer, got str. Use `balance.GradientShare({'kl': 0.1})`, say.",
+    ),
+    "autocast": (
+        lambda: step_of(network(), autocast="bf16"),
+        eq.InputTypeError,
+        "`autocast` must be a torch.dtype, got str. Use `torch.bfloat16`.",
+    ),
+    "scaler": (
+        lambda: step_of(network(), scaler=True),
+        eq.InputTypeError,
+        "`scaler` must be a torch.amp.GradScaler, got bool. Use `torch.amp.GradScaler()`.",
+    ),
+    "plateau": (
+        lambda: step_of(network(), scheduler=plateau()),
+        eq.InputTypeError,
+        "`scheduler` must go by the number of updates, got a ReduceLROnPlateau, which waits for",
+    ),
     "accumulate": (
         lambda: step_of(network(), accumulate=0),
         eq.OptionError,
         "`accumulate` must be a finite number at least 1, got 0",
     ),
 }
+
+
+def plateau() -> ReduceLROnPlateau:
+    """A scheduler that waits for a loss."""
+    return ReduceLROnPlateau(torch.optim.SGD(network().parameters(), lr=0.1))
 
 
 def half_done() -> TrainStep:

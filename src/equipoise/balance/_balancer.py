@@ -190,6 +190,13 @@ def check_limits(limits: object) -> None:
     check_number("limits[1]", high, low=low)
 
 
+def check_decay(decay: object) -> None:
+    """Refuse what is not a decay of an average: from 0, which remembers nothing, to below 1."""
+    check_number("decay", decay, low=0.0)
+    if not decay < 1.0:  # type: ignore[operator]
+        raise OptionError(f"`decay` must be below 1, got {decay!r}. Use 0.9, say.")
+
+
 def over_processes(x: Tensor) -> Tensor:
     """The mean over all processes, the same on each."""
     if not _several_processes():

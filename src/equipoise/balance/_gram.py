@@ -7,10 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from equipoise._errors import InputError, InputTypeError, OptionError, check_number
+from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._gradients import Gradients
 from equipoise._recorder import BASE
-from equipoise.balance._balancer import LIMITS, Balancer, Limits, good, used_weight
+from equipoise.balance._balancer import (
+    LIMITS,
+    Balancer,
+    Limits,
+    check_decay,
+    good,
+    used_weight,
+)
 
 Weighting = Callable[[Tensor], Tensor]
 """From a Gram matrix, a row and a column a term, to a weight for each."""
@@ -35,7 +42,8 @@ def from_gram(
     Where ``base`` is one of the terms, all weights are divided by its own, which is 1: call the
     task loss something else to have the weights as they are.
 
-    *At the edge:* as `Balancer`. A weight of 0 becomes ``limits[0]``. Where a report does not hold
+    *At the edge:* as `Balancer`. A weight of 0 becomes ``limits[0]``; where it is the base that
+    gets 0 or less there is nothing to divide by, and nothing changes. Where a report does not hold
     ``fn`` is given an identity matrix, and what it returns is not used.
 
     Examples:
@@ -77,7 +85,7 @@ class GramBalancer(Balancer):
             )
         if isinstance(terms, str):
             raise OptionError(f"`terms` must be a list of names, got {terms!r}. Use [{terms!r}].")
-        check_number("decay", decay, low=0.0, high=1.0)
+        check_decay(decay)
         super().__init__(terms or (), limits=limits, warmup=warmup)
         self._fn = fn
         self._decay = decay
@@ -101,7 +109,7 @@ class GramBalancer(Balancer):
         safe = torch.where(holds, mean, torch.eye(len(names), dtype=gram.dtype, device=gram.device))
         weights = self._checked(self._fn(safe), names).to(gram)
         unit = weights[names.index(BASE)] if BASE in names else torch.ones_like(weights[0])
-        holds = holds & weights.isfinite().all()
+        holds = holds & weights.isfinite().all() & (unit > 0)
         parts = zip(names, (weights / unit).nan_to_num().unbind(), strict=True)
         return {name: (weight, holds) for name, weight in parts if name != BASE}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise._errors import OptionError, check_number
 from equipoise._gradients import Gradients
 from equipoise._recorder import BASE
-from equipoise.balance._balancer import LIMITS, Balancer, Limits, good
+from equipoise.balance._balancer import LIMITS, Balancer, Limits, check_decay, good
 
 
 class _AgainstBase(Balancer):
@@ -154,6 +154,4 @@ def _check_targets(
             f"`{option}` must leave something to the base, got {dict(targets)}, which add up to "
             f"{math.fsum(targets.values()):g}. Use shares whose sum is below 1."
         )
-    check_number("decay", decay, low=0.0)
-    if not decay < 1.0:  # type: ignore[operator]
-        raise OptionError(f"`decay` must be below 1, got {decay!r}. Use 0.9, say.")
+    check_decay(decay)

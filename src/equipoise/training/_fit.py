@@ -13,6 +13,7 @@ import torch
 
 from equipoise._errors import InputError, InputTypeError, OptionError, check_count
 from equipoise._evaluation import Evaluation
+from equipoise.tracking._window import Window
 from equipoise.training._progress import Progress
 from equipoise.training._random import random_state, set_random_state
 from equipoise.training._step import TrainStep
@@ -21,6 +22,15 @@ Sink = Callable[[dict[str, float], int], object]
 """What loggers have in common: ``sink(metrics, step)``."""
 
 logger = logging.getLogger("equipoise")
+
+
+class _Rows(Window):
+    """The means of all figures since the last row, of steps that have run already."""
+
+    def add(self, result: Evaluation) -> None:
+        """Count a call, whose backward pass has run."""
+        self._pending.append(result)
+        self.settle()
 
 
 @dataclass(eq=False)
@@ -50,18 +60,20 @@ def fit(
 
     Training ends after so many ``epochs`` in all, or when ``step.number`` is ``steps``, whichever
     comes first; with neither there is one epoch. Every ``log_every`` updates ``sink(metrics,
-    number)`` is given `Evaluation.metrics` and what the transform recorded: ``wandb.log``, a
-    Lightning logger's ``log_metrics`` and MLflow's ``log_metrics`` fit as they are.
+    number)`` is given the mean of every figure over all calls since the last row, of gradient norms
+    over those that were tracked, and what the transform recorded last: ``wandb.log``, a Lightning
+    logger's ``log_metrics`` and MLflow's ``log_metrics`` fit as they are.
 
     ``checkpoint`` is a file that is written after every epoch and every ``checkpoint_every``
     updates; ``resume=True`` goes on from it if it is there. Also in the middle of an epoch the
     order of the data is that of the interrupted run: the epoch's batches so far are drawn again and
-    passed over, from the same random state.
+    passed over, from the same random state. A sampler that counts epochs (``set_epoch``) is told
+    which one it is.
 
     *At the edge:* at the end of an epoch an update is made with the calls there are, fewer than
     ``accumulate`` or not. What a sink raises is logged and does not stop training. The bar needs
     tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators are not
-    saved.
+    saved, and neither is a row that is not full. In several processes each needs a file of its own.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -96,12 +108,13 @@ def fit(
         epochs = 1
     place = _place(step, loader, checkpoint if resume else None)
     bar = Progress(shown=progress, done=step.number, total=_total(step, loader, epochs, steps))
+    rows = _Rows() if sink is not None or progress else None
     try:
         while (epochs is None or place.epoch < epochs) and (steps is None or step.number < steps):
-            for result in _epoch(step, loader, place, steps):
+            for _ in _epoch(step, loader, place, steps, rows):
                 bar.advance()
-                if (sink is not None or progress) and step.number % log_every == 0:
-                    bar.loss(_log(step, result, sink))
+                if rows is not None and step.number % log_every == 0:
+                    bar.loss(_log(step, rows, sink))
                 if checkpoint_every is not None and step.number % checkpoint_every == 0:
                     _save(step, place, checkpoint)
             _save(step, place, checkpoint)
@@ -110,29 +123,37 @@ def fit(
 
 
 def _epoch(
-    step: TrainStep, loader: Iterable[Any], place: _Place, steps: int | None
-) -> Iterator[Evaluation]:
+    step: TrainStep,
+    loader: Iterable[Any],
+    place: _Place,
+    steps: int | None,
+    rows: _Rows | None,
+) -> Iterator[None]:
     """Train over the rest of an epoch, and stop after every update."""
-    result = None
     for x, target in _pairs(_batches(loader, place)):
         place.batch += 1
         before = step.number
         result = step(x, target)
+        if rows is not None:
+            rows.add(result)
         if step.number > before:
-            yield result
+            yield
             if step.number == steps:
                 return
-    if result is None and not place.batch:
+    if not place.batch:
         raise InputError("`loader` must have batches to train on, got none. Use more data.")
     place.epoch, place.batch = place.epoch + 1, 0
-    if step.pending and result is not None:
+    if step.pending:
         step.update()
-        yield result
+        yield
 
 
 def _batches(loader: Iterable[Any], place: _Place) -> Iterator[Any]:
     """The rest of an epoch; what was trained on already is drawn again as it was then."""
     generator = getattr(loader, "generator", None)
+    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(place.epoch)
     now = random_state()
     if place.batch:
         set_random_state(place.begun["random"])
@@ -161,9 +182,9 @@ def _pairs(batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         yield batch[0], batch[1]
 
 
-def _log(step: TrainStep, result: Evaluation, sink: Sink | None) -> float:
+def _log(step: TrainStep, rows: _Rows, sink: Sink | None) -> float:
     """Give the figures to the sink, whose failures are its own."""
-    metrics = result.metrics()
+    metrics = rows.means()
     if step.handle is not None:
         metrics.update(step.handle.metrics())
     if sink is not None:

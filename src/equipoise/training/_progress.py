@@ -35,7 +35,7 @@ class Progress:
             self._tell()
 
     def loss(self, total: float) -> None:
-        """The total of the last update that was looked at."""
+        """The mean of the total since this was last told."""
         self._loss = f"{total:.4g}"
         if self._bar is not None:
             self._bar.set_postfix(loss=self._loss)

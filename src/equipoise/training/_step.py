@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import UnionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from equipoise._errors import InputError, InputTypeError, check_count
 from equipoise._evaluation import Evaluation
@@ -18,9 +19,19 @@ from equipoise._pipeline import Pipeline, Track
 from equipoise._probes import map_tensors
 from equipoise.balance._balancer import Balancer
 from equipoise.training._loss import Inputs, wrap_loss
+from equipoise.training._parallel import synchronize, unsynchronized
 from equipoise.training._random import random_state, set_random_state
 from equipoise.transforms._attach import Handle, attach
 from equipoise.transforms._transform import GradientTransform
+
+KINDS: dict[str, tuple[type | UnionType, str, str]] = {
+    "model": (nn.Module, "torch.nn.Module", "the model itself"),
+    "optimizer": (Optimizer, "torch.optim.Optimizer", "`torch.optim.AdamW(model.parameters())`"),
+    "balancer": (Balancer | None, "Balancer", "`balance.GradientShare({'kl': 0.1})`, say"),
+    "autocast": (torch.dtype | None, "torch.dtype", "`torch.bfloat16`"),
+    "scaler": (GradScaler | None, "torch.amp.GradScaler", "`torch.amp.GradScaler()`"),
+}
+"""Of each argument: what it is, in words, and what to use."""
 
 
 class TrainStep:
@@ -38,7 +49,8 @@ class TrainStep:
     ``step.number`` counts the updates, and is what schedules are given.
 
     *At the edge:* an update that a scaler skips counts as one. `update` makes one with fewer calls
-    than ``accumulate``, as at the end of an epoch, and divides by their number. A state is taken
+    than ``accumulate``, as at the end of an epoch, and divides by their number. A model in
+    ``DistributedDataParallel`` reduces gradients once an update, that one too. A state is taken
     between updates only; it holds model, loss, optimizer with transform, scaler, scheduler,
     balancer, tracking policy, the number of updates and the random generators of torch and Python,
     and loads with ``weights_only=True``: training goes on with the same bits.
@@ -77,11 +89,14 @@ class TrainStep:
         scaler: GradScaler | None = None,
         scheduler: LRScheduler | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InputTypeError(
-                f"`model` must be a torch.nn.Module, got {type(model).__name__}. "
-                "Use the model itself."
-            )
+        _check(
+            scheduler,
+            model=model,
+            optimizer=optimizer,
+            balancer=balancer,
+            autocast=autocast,
+            scaler=scaler,
+        )
         check_count("accumulate", accumulate)
         self.model = model
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -122,7 +137,7 @@ class TrainStep:
         if not self.pending:
             self.optimizer.zero_grad()
         last = self.pending + 1 == self.accumulate
-        with self._unsynchronized(last):
+        with nullcontext() if last else unsynchronized(self.model):
             with self._precision():
                 loss = self.criterion(_called(self.model, x), target)
             loss = loss if self.accumulate == 1 else loss / self.accumulate
@@ -140,6 +155,7 @@ class TrainStep:
         if not self.pending:
             return
         if self.pending < self.accumulate:
+            synchronize(self.model)
             self._enlarge(self.accumulate / self.pending)
         skipped = False
         if self.scaler is None:
@@ -168,11 +184,6 @@ class TrainStep:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast)
-
-    def _unsynchronized(self, last: bool) -> AbstractContextManager[object]:
-        """Data parallelism reduces gradients once an update, not at every call."""
-        waiting = getattr(self.model, "no_sync", None)
-        return nullcontext() if last or waiting is None else waiting()
 
     # Saving
 
@@ -216,6 +227,20 @@ class TrainStep:
         if self.balancer is not None:
             self.criterion.pipeline = self.balancer.apply(self.pipeline)
         set_random_state(state_dict["random"])
+
+
+def _check(scheduler: object, **given: object) -> None:
+    for name, value in given.items():
+        kind, words, use = KINDS[name]
+        if not isinstance(value, kind):
+            raise InputTypeError(
+                f"`{name}` must be a {words}, got {type(value).__name__}. Use {use}."
+            )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InputTypeError(
+            "`scheduler` must go by the number of updates, got a ReduceLROnPlateau, which waits "
+            "for a loss of your choice. Use `plateau.step(loss)` yourself, after an evaluation."
+        )
 
 
 def _called(model: nn.Module, x: Any) -> Any:  # noqa: ANN401
