@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from equipoise._ahead import Ahead, emptied, handed_over
-from equipoise._one_pass import Found, Piece, compiled
+from equipoise._ahead import Ahead, emptied, handed_over, is_tensor
+from equipoise._one_pass import Found, Piece, alone, compiled
 from equipoise._probes import tensors_in
 from equipoise._recorder import BASE, Figures, Level, Place
 
@@ -30,7 +31,7 @@ SIMPLE = (bool, int, float, str, type(None))
 class Compiler:
     """The functions compiled for a pipeline and its edited copies, by what tells them apart."""
 
-    functions: dict[Hashable, Callable[..., Found]] = field(default_factory=dict)
+    functions: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
     failures: dict[Hashable, int] = field(default_factory=dict)
     # What a key names by its identity, so that nothing else takes its place in memory.
     held: list[object] = field(default_factory=list)
@@ -45,15 +46,48 @@ class Compiler:
         }
         reason = _refusal(calls, inputs, moving)
         if reason is None:
+            found = self._by_formulas(calls, inputs, moving, level)
+            if found is not None:
+                return found
             key = _key(calls, inputs, moving, level)
-            if self.failures.get(key, 0) >= TRIES:
-                reason = "an earlier attempt failed"
-            elif key not in self.functions and len(self.functions) >= MOST:
-                reason = f"{MOST} variants of this pipeline have been compiled already"
+            reason = self._unwilling(key)
         if reason is not None:
             handed_over(reason)
             return None
         return self._evaluated(key, calls, inputs, moving, level)
+
+    def _unwilling(self, key: Hashable) -> str | None:
+        """Why this function is not compiled, or not called again."""
+        if self.failures.get(key, 0) >= TRIES:
+            return "an earlier attempt failed"
+        if key not in self.functions and len(self.functions) >= MOST:
+            return f"{MOST} variants of this pipeline have been compiled already"
+        return None
+
+    def _by_formulas(
+        self,
+        calls: Mapping[str, Call],
+        inputs: Mapping[str, Any],
+        moving: Mapping[Place, Tensor],
+        level: Level | None,
+    ) -> Ahead | None:
+        """All terms, where their gradients have formulas: faster than to differentiate them."""
+        try:
+            from equipoise._formulas import Formulas  # noqa: PLC0415 -- only if there are any
+        except ImportError:
+            return None
+        ready = Formulas.of(calls, inputs, list(moving), level)
+        if ready is None or self._unwilling(ready.key) is not None:
+            return None
+        if ready.key not in self.functions:
+            self.functions[ready.key] = alone(ready.function())
+            self.failures[ready.key] = 0
+        try:
+            return ready.evaluated(self.functions[ready.key], _scaled)
+        except Exception as error:  # noqa: BLE001 -- the general way raises it, or succeeds
+            self.failures[ready.key] += 1
+            handed_over(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+            return None
 
     def _evaluated(
         self,
@@ -105,6 +139,7 @@ def _refusal(
     if all(not call.term.differentiable for call in calls.values()):
         return "no term is differentiable"
     refused = [*map(_of_call, calls.values()), *map(_of_input, moving.values())]
+    refused += [_of_labels(call, [inputs[key] for key in call.keys]) for call in calls.values()]
     strange = _leaves([dict(inputs), *(dict(c.options) for c in calls.values())], _is_strange)
     refused += [f"an input or option is of the type {type(x).__name__}" for x in strange]
     return next((reason for reason in refused if reason is not None), None)
@@ -118,6 +153,22 @@ def _of_call(call: Call) -> str | None:
     if _leaves(call.options, lambda x: isinstance(x, Tensor) and x.requires_grad):
         return f"an option of {call.name!r} is differentiable"
     return None
+
+
+def _of_labels(call: Call, given: list[Any]) -> str | None:
+    """A class that does not exist: compiled code ends the process where torch raises an error."""
+    if call.term.penalty is not F.cross_entropy or len(given) != 2:
+        return None
+    x, labels = given
+    if not is_tensor(x) or not is_tensor(labels):
+        return None
+    if labels.is_floating_point() or labels.device.type != "cpu":
+        return None
+    classes = x.shape[1] if x.dim() > 1 else x.numel()
+    there = labels == call.options.get("ignore_index", -100)
+    if (there | ((labels >= 0) & (labels < classes))).all():
+        return None
+    return f"a label of {call.name!r} does not exist"
 
 
 def _of_input(x: Tensor) -> str | None:

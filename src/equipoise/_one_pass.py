@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from equipoise._recorder import BASE, Level, Number, Place
 
 if TYPE_CHECKING:
     from equipoise._run import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +71,20 @@ def compiled(
         pulled = [_pulled(piece, data, tensors, numbers, places) for piece in pieces]
         return _together(pieces, pulled, tensors[: len(places)], level)
 
-    # A code object of its own: the compiler counts recompilations by it, over all that share it.
+    return alone(evaluate)
+
+
+def alone(function: Callable[P, T]) -> Callable[P, T]:
+    """The function compiled, with a code object of its own.
+
+    The compiler counts recompilations by it, over all functions that share it.
+    """
+    code: FunctionType = function  # type: ignore[assignment]
     own = FunctionType(
-        evaluate.__code__.replace(), evaluate.__globals__, "evaluate", None, evaluate.__closure__
+        code.__code__.replace(), code.__globals__, code.__name__, None, code.__closure__
     )
-    function: Callable[..., Found] = torch.compile(own, fullgraph=True)
-    return function
+    compiled_alone: Callable[P, T] = torch.compile(own, fullgraph=True)
+    return compiled_alone
 
 
 def _pulled(

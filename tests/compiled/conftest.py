@@ -1,10 +1,11 @@
 """Compiling without generating machine code: the same graph, in a hundredth of the time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise import _one_pass
 
@@ -27,3 +28,19 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def generated() -> None:
     """Generate machine code, as users do."""
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of graphs compiled so far."""
+    counter = [0]
+
+    def compile_(function: Callable[..., Any], **options: Any) -> Any:
+        def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+            counter[0] += 1
+            return graph.forward
+
+        return torch._dynamo.optimize(backend, nopython=options["fullgraph"])(function)
+
+    monkeypatch.setattr(_one_pass.torch, "compile", compile_)
+    return counter

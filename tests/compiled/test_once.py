@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 import torch
 from torch import Tensor
 
 import equipoise as eq
-from equipoise import Pipeline, Term, _one_pass, schedules
+from equipoise import Pipeline, Term, schedules
 from tests.compiled.beside import plainly
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of graphs compiled so far."""
-    counter = [0]
-
-    def compile_(function: Callable[..., Any], **options: Any) -> Any:
-        def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
-            counter[0] += 1
-            return graph.forward
-
-        return torch._dynamo.optimize(backend, nopython=options["fullgraph"])(function)
-
-    monkeypatch.setattr(_one_pass.torch, "compile", compile_)
-    return counter
 
 
 def leaf(*shape: int) -> Tensor:

@@ -10,10 +10,22 @@ import torch
 from torch import Tensor
 
 from equipoise import Term
-from equipoise.kernels._launch import Fused, evaluate
-from equipoise.kernels._recognise import Request, plan
+from equipoise.kernels import _formulas, _launch
+from equipoise.kernels._fused import Fused
+from equipoise.kernels._recognise import Plan, Request, plan
 
 Inputs = Mapping[str, Tensor]
+
+
+def _by_formulas(found: Plan, weights: Any, *, measure: str | None) -> Fused:
+    """As they stand, before the compiler makes one function of them."""
+    by = _formulas.formulas(_formulas.form_of(found, measure))
+    return _formulas.evaluate(found, weights, by=by)
+
+
+WAYS = {"kernels": _launch.evaluate, "formulas": _by_formulas}
+"""The fused paths; every test here runs over both."""
+evaluate = WAYS["kernels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +62,7 @@ def requests(terms: Mapping[str, Term], inputs: Inputs) -> list[Request]:
 
 
 def fused(terms: Mapping[str, Term], inputs: Inputs, measure: str | None = "gram") -> Fused:
-    """By the kernels, which take all of the terms."""
+    """By the path under test, which takes all of the terms."""
     found = plan(requests(terms, inputs), inputs["x"])
     assert found is not None
     assert set(found.names) == set(terms)

@@ -1,6 +1,7 @@
-"""Fused kernels behind the definitions: faster on CUDA, the same numbers, and nothing else.
+"""Fused paths behind the definitions: faster, the same numbers, and nothing else.
 
-Imported only when a pipeline meets tensors on CUDA. Without this folder the library does the same,
+Triton's kernels for tensors on CUDA, and formulas for the compiler everywhere. Imported only when a
+pipeline meets a tensor on CUDA, or is compiled. Without this folder the library does the same,
 slower.
 """
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
 import triton
 from torch import Tensor
 
+from equipoise.kernels._fused import Fused, as_rows, constants, on_device, uses, weights
 from equipoise.kernels._gradient import RESULTS, gradient
-from equipoise.kernels._recognise import KINDS, Plan, Rows, Sizes
+from equipoise.kernels._recognise import Plan
 from equipoise.kernels._statistics import COLUMNS, statistics
 from equipoise.kernels._sums import PARTS, finish, prepare
 
@@ -22,48 +22,20 @@ BYTES = 16
 """How much of a row every thread reads at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Fused:
-    """What the kernels found, in the order of ``names``; figures in float64."""
-
-    names: tuple[str, ...]
-    total: Tensor
-    penalty: Tensor
-    values: Tensor
-    contributions: Tensor
-    gradient: Tensor
-    squares: Tensor
-    gram: Tensor | None
-
-
-@lru_cache(maxsize=256)
-def on_device(
-    numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Constants as a tensor; sent once, and without waiting."""
-    host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
-
-
-@lru_cache(maxsize=4)
-def _latest(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    return on_device.__wrapped__(numbers, device)
-
-
-def evaluate(plan: Plan, weights: Mapping[str, float | Tensor], *, measure: str | None) -> Fused:
+def evaluate(plan: Plan, weight: Mapping[str, float | Tensor], *, measure: str | None) -> Fused:
     """Values, gradient and, with ``measure`` "norms" or "gram", figures of a plan's terms."""
     x = plan.x.detach()
-    flat, terms = _as_rows(x, x.shape[-1]), len(plan.names)
-    given = [weights[name] for name in plan.names]
-    weight = _weights(given, x.device)
-    constants = on_device(_constants(plan, given), x.device)
+    flat, terms = as_rows(x, x.shape[-1]), len(plan.names)
+    given = [weight[name] for name in plan.names]
+    together = weights(given, x.device)
+    known = on_device(constants(plan, given), x.device)
     table = _statistics(plan, flat)
     sizes = table[:, :3].sum(0, dtype=torch.float64)
     wide = sizes.new_empty(terms * (PARTS.value + 1))
     coefficients, magnitudes = wide[terms:], wide[:terms]
     shared = table.new_empty(7)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        _prepare(plan, sizes, weight, constants, coefficients, magnitudes, shared)
+        _prepare(plan, sizes, together, known, coefficients, magnitudes, shared)
         result, out = _gradient(plan, flat, table, shared, measure)
         results = out.sum(0, dtype=torch.float64)
         numbers = table.new_empty(2 + 2 * terms)
@@ -71,8 +43,8 @@ def evaluate(plan: Plan, weights: Mapping[str, float | Tensor], *, measure: str 
         finish[(1,)](
             sizes,
             results,
-            weight,
-            constants,
+            together,
+            known,
             coefficients,
             magnitudes,
             _where(x.device),
@@ -95,40 +67,6 @@ def evaluate(plan: Plan, weights: Mapping[str, float | Tensor], *, measure: str 
     )
 
 
-def _constants(plan: Plan, weights: Sequence[float | Tensor]) -> tuple[float, ...]:
-    """What the kernels between the passes know of each term, line by line."""
-    sizes = [plan.sizes.get(name, Sizes()) for name in plan.names]
-    kinds = [KINDS.index(plan.rows[n].kind) if n in plan.rows else -1 for n in plan.names]
-    return (
-        *(size.one for size in sizes),
-        *(size.two for size in sizes),
-        *(size.root for size in sizes),
-        *(size.target for size in sizes),
-        *map(float, kinds),
-        *(float(not isinstance(w, Tensor)) for w in weights),
-        *(float(name == "base") for name in plan.names),
-    )
-
-
-def _as_rows(x: Tensor, width: int) -> Tensor:
-    """A matrix whose rows are contiguous: a view where that is possible."""
-    flat = x.reshape(-1, width)
-    return flat if flat.stride(-1) == 1 or width == 1 else flat.contiguous()
-
-
-def _weights(weights: Sequence[float | Tensor], device: torch.device) -> Tensor:
-    numbers = tuple(0.0 if isinstance(w, Tensor) else float(w) for w in weights)
-    together = _latest(numbers, device)
-    if not any(isinstance(w, Tensor) for w in weights):
-        return together
-    return torch.stack(
-        [
-            w.detach().to(device, torch.float64) if isinstance(w, Tensor) else number
-            for w, number in zip(weights, together.unbind(), strict=True)
-        ]
-    )
-
-
 def _shape(x: Tensor) -> dict[str, int]:
     """How a row is cut into tiles."""
     each = max(1, BYTES // x.element_size())
@@ -140,7 +78,7 @@ def _support(plan: Plan, x: Tensor) -> tuple[Tensor, int]:
     if keep is None:
         return x, 0
     keep = (keep != 0).view(torch.uint8)
-    return (keep, 0) if keep.dim() == 1 else (_as_rows(keep, x.shape[-1]), x.shape[-1])
+    return (keep, 0) if keep.dim() == 1 else (as_rows(keep, x.shape[-1]), x.shape[-1])
 
 
 def _statistics(plan: Plan, x: Tensor) -> Tensor:
@@ -149,7 +87,7 @@ def _statistics(plan: Plan, x: Tensor) -> Tensor:
     table = x.new_empty((rows, COLUMNS.value), dtype=torch.float32)
     keep, keep_stride = _support(plan, x)
     other = plan.other
-    y = x if other is None else _as_rows(other.detach(), width)
+    y = x if other is None else as_rows(other.detach(), width)
     kl = plan.of_kind("kl")
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         statistics[(rows,)](
@@ -213,9 +151,9 @@ def _gradient(
     result = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     out = x.new_empty((rows, RESULTS.value), dtype=torch.float32)
     keep, keep_stride = _support(plan, x)
-    y = x if plan.other is None else _as_rows(plan.other.detach(), width)
+    y = x if plan.other is None else as_rows(plan.other.detach(), width)
     kl, js, ce = (plan.of_kind(kind) for kind in ("kl", "js", "ce"))
-    use = _uses(plan, rows, x.device)
+    use = uses(plan, rows, x.device, torch.float32)
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         gradient[(rows,)](
             x,
@@ -249,37 +187,6 @@ def _gradient(
             **_shape(x),
         )
     return result, out
-
-
-def _uses(plan: Plan, rows: int, device: torch.device) -> Tensor:
-    """How much each kind counts in each row, or in all of them: [4, rows] or [4, 1]."""
-    found = [_use(plan.of_kind(kind), rows, device) for kind in KINDS]
-    numbers = tuple(use for use in found if isinstance(use, float))
-    if len(numbers) == len(found):
-        return on_device(numbers, device, torch.float32).unsqueeze(1)
-    spread = [use if isinstance(use, Tensor) else on_device((use,), device) for use in found]
-    most = max(use.numel() for use in spread)
-    return torch.stack([use.expand(most) for use in spread]).float()
-
-
-def _use(row: Rows | None, rows: int, device: torch.device) -> float | Tensor:
-    if row is None:
-        return 0.0
-    if row.labels is not None:  # the kernel counts them
-        return row.factor
-    by: float | Tensor = 1.0
-    if row.mean:
-        by = rows
-        if row.mask is not None:
-            by = row.mask.sum(dtype=torch.float64)
-        if row.denominator is not None:
-            by = row.denominator
-    if isinstance(by, Tensor):
-        by = by.detach().to(device, torch.float64).reshape(1)
-        factor: float | Tensor = row.factor / torch.where(by == 0, 1.0, by)
-    else:
-        factor = row.factor / (by or 1)
-    return factor if row.mask is None else row.mask.reshape(-1).double() * factor
 
 
 @lru_cache(maxsize=8)

@@ -94,9 +94,11 @@ class Plan:
         return next((row.support for row in self.rows.values()), None)
 
 
-def plan(requests: Sequence[Request], x: Tensor) -> Plan | None:
+def plan(
+    requests: Sequence[Request], x: Tensor, floats: Sequence[torch.dtype] = FLOATS
+) -> Plan | None:
     """The terms on x that can be evaluated together; None if there is none."""
-    if x.dim() == 0 or x.numel() == 0 or x.dtype not in FLOATS:
+    if x.dim() == 0 or x.numel() == 0 or x.dtype not in floats:
         return None
     sizes: dict[str, Sizes] = {}
     rows: dict[str, Rows] = {}
@@ -236,7 +238,7 @@ def _pair(inputs: tuple[Tensor, ...], x: Tensor) -> dict[str, Any] | None:
     other = inputs[0] if first else inputs[1]
     if other is x or other.requires_grad or other.shape != x.shape or other.device != x.device:
         return None
-    known = other.dtype in (*FLOATS, torch.float16)
+    known = other.dtype in (*FLOATS, torch.float16, x.dtype)
     return {"other": other, "other_first": first} if known else None
 
 
