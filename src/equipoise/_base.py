@@ -1,4 +1,4 @@
-"""The base of one call: the task loss, given there as a tensor or as a function of the inputs."""
+"""The base: the task loss, a term of that name, or given at the call as a tensor or a function."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise._context import compiling
-from equipoise._errors import InputError, InputTypeError
+from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._term import Term
 
 Base = Tensor | Callable[..., Any]
+
+
+def check_base_term(term: Term) -> None:
+    """Refuse a weight of its own, and steps without it."""
+    if isinstance(term.weight, Tensor) or term.weight != 1.0:
+        raise OptionError(
+            f"the base must have weight 1, got {term.weight!r}. "
+            "Use weights on the other terms, or another name."
+        )
+    if term.every != 1:
+        raise OptionError(
+            f"the base must be evaluated at every step, got every={term.every}. "
+            "Use `every` on the other terms, or another name."
+        )
 
 
 def check_base(base: object, *, again: bool, alone: bool) -> None:

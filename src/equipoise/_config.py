@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 
 from equipoise import schedules
+from equipoise._base import check_base_term
 from equipoise._errors import OptionError, check_flag, nearest
+from equipoise._recorder import BASE
 from equipoise._term import (
     DEFAULTS,
     Term,
@@ -38,6 +41,17 @@ SETTINGS = (
 )
 
 FLAGS = ("enabled", "differentiable", "rescale")
+
+
+def check_penalties(penalties: object) -> None:
+    """Refuse what is no mapping from names to functions."""
+    named = isinstance(penalties, Mapping)
+    for function in penalties.values() if named else [penalties]:  # type: ignore[attr-defined]
+        if not named or not callable(function):
+            raise OptionError(
+                "`penalties` must be a mapping from names to functions, got "
+                f"{type(function).__name__}. Use {{'mine': mine}}, say."
+            )
 
 
 def term_to_config(name: str, term: Term) -> dict[str, Any]:
@@ -83,7 +97,11 @@ def term_from_config(name: str, config: object, penalties: Penalties) -> Term:
         with _at(name, flag):
             check_flag(flag, settings.get(flag, True))
     with _at(name, "nan_policy"):
-        return Term(penalty, **settings)
+        term = Term(penalty, **settings)
+    if name == BASE:
+        with _at(name):
+            check_base_term(term)
+    return term
 
 
 def _settings(name: str, config: object) -> dict[str, Any]:
@@ -132,9 +150,19 @@ def _penalty_from_name(name: object, penalties: Penalties) -> Callable[..., Any]
 
 def _penalty_to_name(penalty: Callable[..., Any]) -> str:
     name = penalty_name(penalty)
-    if _built_in().get(name) is penalty or not hasattr(F, name):
-        return name
-    return TORCH + name if getattr(F, name) is penalty else name
+    if getattr(F, name, None) is penalty:
+        return TORCH + name
+    if isinstance(penalty, partial) or not name.isidentifier():
+        raise OptionError(
+            "a penalty must be a function with a name to be written to a file, got "
+            f"{type(penalty).__name__} {name}. Use `def`, and `options` for what it always takes."
+        )
+    if _built_in().get(name, penalty) is not penalty:
+        raise OptionError(
+            "a penalty of your own must have a name of its own to be written to a file, got "
+            f"{name!r}, which is one of this library. Use another name for the function."
+        )
+    return name
 
 
 def _weight_to_plain(weight: object) -> object:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from equipoise._errors import InputTypeError
 from equipoise._gradients import Gradients
 from equipoise._host import on_host
 from equipoise._recorder import BASE, Recorder
@@ -168,6 +169,15 @@ class Evaluation:
         if columns:
             total += [number(host["total_grad_norm"]), *[""] * (len(columns) - 1)]
         return ["term", "value", "weight", "contribution", *columns], [*rows, total]
+
+
+def check_evaluation(result: object) -> None:
+    """Refuse what is not the whole result of a pipeline, such as its total."""
+    if not isinstance(result, Evaluation):
+        raise InputTypeError(
+            f"`result` must be what a pipeline returned, got {type(result).__name__}. "
+            "Use the whole evaluation, `result = pipeline(...)`."
+        )
 
 
 def gradient_figures(report: Gradients) -> dict[str, Number]:

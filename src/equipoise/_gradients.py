@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise._context import distributed, whole
-from equipoise._errors import GradientError, InputError, nearest
+from equipoise._errors import GradientError, InputError, check_number, nearest
 from equipoise._numerics import CHUNK, real_entries
 from equipoise._table import as_text, number
 
@@ -164,6 +164,7 @@ class Gradients:
 
     def conflicts(self, below: float = -0.1) -> list[Conflict]:
         """The pairs of terms whose cosine is below a limit, worst first. Waits for the device."""
+        check_number("below", below)
         cosines = self.cosines.tolist()
         pairs = [
             Conflict(first, second, cosines[i][j])
@@ -210,13 +211,19 @@ def largest(sizes: Mapping[str, float]) -> str:
     return max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
 
 
+def added(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of two gradients, either of which may be sparse: torch adds that to a dense only."""
+    return b + a if a.is_sparse else a + b
+
+
 def gram_matrix(vectors: list[Tensor]) -> Tensor:
     """All inner products of vectors of one shape, added in float64 without stacking them whole."""
     wide = torch.float32 if vectors[0].device.type == "mps" else torch.float64
     if any(distributed(v) for v in vectors):
         long = [v.detach().to(wide) for v in vectors]
         return torch.stack([torch.stack([whole((a * b).sum()) for b in long]) for a in long])
-    flat = [real_entries(v.detach()).reshape(-1) for v in vectors]
+    dense = [v.to_dense() if v.is_sparse else v for v in vectors]
+    flat = [real_entries(v.detach()).reshape(-1) for v in dense]
     chunk = CHUNK if flat[0].device.type == "cpu" else 1 << 22
     gram = torch.zeros(len(flat), len(flat), dtype=wide, device=flat[0].device)
     for parts in zip(*(torch.split(v, chunk) for v in flat), strict=True):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import GeneratorType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise._base import Base, base_term, check_base
+from equipoise._base import Base, base_term, check_base, check_base_term
 from equipoise._compiled import Compiler
-from equipoise._config import term_from_config, term_to_config
-from equipoise._errors import InputError, InputTypeError, OptionError, check_choice, nearest
+from equipoise._config import check_penalties, term_from_config, term_to_config
+from equipoise._errors import InputTypeError, OptionError, check_choice, nearest
 from equipoise._evaluation import Evaluation
+from equipoise._inputs import as_given, check_inputs, keys_of
 from equipoise._recorder import BASE, Level
-from equipoise._run import SINGLE, keys_of, run
+from equipoise._run import run
 from equipoise._term import (
     NanPolicy,
     Term,
@@ -23,6 +24,7 @@ from equipoise._term import (
     check_mapping,
     check_options,
     in_formula,
+    in_term,
     is_due,
 )
 
@@ -37,9 +39,6 @@ class Observer(Protocol):
     def observe(self, total: Tensor, /) -> None:
         """Take note of a total."""
 
-
-ONCE = (GeneratorType, nn.ParameterList)
-"""Inputs that are read into a list."""
 
 RESERVED_NAMES = ("total", "penalty")
 RESERVED_ENDINGS = ("_weighted", "_grad_norm", "_grad_norm_weighted", "_grad_norm_error")
@@ -112,13 +111,13 @@ class Pipeline:
         A base that comes as a tensor costs tracking one partial backward pass, from the base to the
         inputs; as a function it costs nothing more.
         """
-        named = self._inputs(x, inputs)
+        named = as_given(x, inputs)
         overrides = self._overrides(options or {})
         terms = {n: t for n, t in self._terms.items() if t.enabled and is_due(n, t, step)}
         if callable(base) and not isinstance(base, Tensor):
             terms = {BASE: base_term(base, named), **terms}
         check_base(base, again=BASE in self._terms, alone=not self._terms)
-        self._check_inputs(terms, named)
+        check_inputs(terms, named, others=self._terms)
         result = run(
             terms,
             named,
@@ -174,9 +173,11 @@ class Pipeline:
 
     def _changed(self, changes: Mapping[str, Mapping[str, Any]]) -> Pipeline:
         self._check_known(changes)
-        return self._with(
-            {n: t.with_changes(**changes[n]) if n in changes else t for n, t in self._terms.items()}
-        )
+        terms = dict(self._terms)
+        for name, settings in changes.items():
+            with in_term(name):
+                terms[name] = terms[name].with_changes(**settings)
+        return self._with(terms)
 
     def _with(self, terms: Mapping[str, Term]) -> Pipeline:
         return compiled_as(Pipeline(**terms), self._compiler)
@@ -192,8 +193,9 @@ class Pipeline:
         *At the edge:* what cannot be served so is evaluated as without the compiler, and says so in
         the debug log of ``equipoise``: a ``nan_policy``, float16, a differentiable weight, a base
         that is tracked and came as a tensor, terms that draw random numbers or read parameters that
-        are no input, data that is no tensor. So is the second derivative, the gradient of one part
-        of the total, and a second backward pass through one graph.
+        are no input, data that is no tensor, a label that does not exist. So is the second
+        derivative, the gradient of one part of the total, and a second backward pass through one
+        graph.
 
         Examples:
             >>> import torch, equipoise as eq
@@ -230,6 +232,7 @@ class Pipeline:
                 "Use {'sparsity': {'penalty': 'l1'}}, say."
             )
         known = penalties or {}
+        check_penalties(known)
         return cls(**{str(n): term_from_config(str(n), t, known) for n, t in config.items()})
 
     # Looking
@@ -266,21 +269,15 @@ class Pipeline:
 
     # Checking
 
-    def _inputs(self, x: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
-        if x is not None and SINGLE in inputs:
-            raise InputError(f"the input {SINGLE!r} must be given once, got it twice. Use one.")
-        given = inputs if x is None else {SINGLE: x, **inputs}
-        # `model.parameters()` can be read only once, and several terms may read it.
-        return {n: list(v) if isinstance(v, ONCE) else v for n, v in given.items()}
-
     def _overrides(
         self, options: Mapping[str, Mapping[str, Any]]
     ) -> Mapping[str, Mapping[str, Any]]:
         self._check_known(options)
         for name, given in options.items():
             term = self._terms[name]
-            check_mapping(given)
-            check_options(term.penalty, {**term.options, **given}, len(keys_of(term)))
+            with in_term(name):
+                check_mapping(given)
+                check_options(term.penalty, {**term.options, **given}, len(keys_of(term)))
         return options
 
     def _check_known(self, names: Mapping[str, Any] | list[str] | tuple[str, ...]) -> None:
@@ -289,24 +286,6 @@ class Pipeline:
                 raise OptionError(
                     f"the pipeline has the terms {', '.join(self._terms) or '(none)'}, got "
                     f"{name!r}. {nearest(name, self._terms) if self._terms else 'Use `with_term`.'}"
-                )
-
-    def _check_inputs(self, terms: Mapping[str, Term], inputs: Mapping[str, Any]) -> None:
-        for name, term in terms.items():
-            for key in keys_of(term):
-                if key not in inputs:
-                    how = "pipeline(x)" if term.inputs is None else f"pipeline({key}=...)"
-                    raise InputError(
-                        f"the term {name!r} reads the input {key!r}, got "
-                        f"{', '.join(map(repr, inputs)) or 'none'}. Use `{how}`."
-                    )
-        known = {key for term in self._terms.values() for key in keys_of(term)}
-        known |= {key for term in terms.values() for key in keys_of(term)}
-        for key in inputs:
-            if key not in known:
-                raise InputError(
-                    f"the pipeline reads the inputs {', '.join(sorted(known)) or '(none)'}, got "
-                    f"{key!r}. {nearest(key, known) if known else 'Use terms that read it.'}"
                 )
 
 
@@ -339,16 +318,8 @@ def _check_term(name: str, term: object) -> None:
         raise InputTypeError(
             f"{name!r} must be a Term, got {type(term).__name__}. Use `Term(...)` around it."
         )
-    if name == BASE and (isinstance(term.weight, Tensor) or term.weight != 1.0):
-        raise OptionError(
-            f"the base must have weight 1, got {term.weight!r}. "
-            "Use weights on the other terms, or another name."
-        )
-    if name == BASE and term.every != 1:
-        raise OptionError(
-            f"the base must be evaluated at every step, got every={term.every}. "
-            "Use `every` on the other terms, or another name."
-        )
+    if name == BASE:
+        check_base_term(term)
 
 
 def _level(track: Track, step: int | None) -> Level | None:
@@ -359,6 +330,11 @@ def _level(track: Track, step: int | None) -> Level | None:
         raise OptionError(
             f"`track` must be a level or a function of the step, got one that returns {decided!r}. "
             "Use it with its arguments: `track=tracking.every(100)`."
+        )
+    if not isinstance(decided, str):  # 0 would be found among the choices, as it equals False
+        raise OptionError(
+            f"`track` must be False, True, 'norms' or 'gram', got {decided!r}. "
+            "Use `bool(...)`, which for a tensor waits for the device."
         )
     check_choice("track", decided, (False, True, "norms", "gram"))
     return decided

@@ -27,6 +27,10 @@ class _Alias(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    def jvp(_: Any, tangent: Tensor, __: None) -> Tensor:  # noqa: ANN401
+        return tangent.view_as(tangent)
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         (gradient,) = gradients
         return ctx.back(gradient), None
@@ -44,7 +48,8 @@ def probe(x: Tensor, note: Note) -> Tensor:
 
 def alias(x: Tensor) -> Tensor:
     """An alias of ``x`` that nobody watches, with the same place in the graph as a probe."""
-    return x.view_as(x)
+    # The one lets sparse gradients through, the other is known to nested tensors.
+    return x.view_as(x) if x.is_nested else x[...]
 
 
 @dataclass(eq=False)

@@ -12,16 +12,16 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from equipoise._edges import pulled, pulled_directly
 from equipoise._errors import GradientError
-from equipoise._gradients import Gradients, gram_matrix
+from equipoise._gradients import Gradients, added, gram_matrix
 from equipoise._numerics import total_norm
 from equipoise._probes import alias, backward_pass, map_tensors, probe
 
@@ -31,6 +31,9 @@ Place = tuple[str, int]
 
 Number = float | Tensor
 BASE = "base"
+PASSED_BY = (
+    "the graph is gone, and its backward pass began neither at the total nor at the penalty or base"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,7 @@ class Figures:
             return Figures(tuple(gradients), torch.cat([gram.diagonal(), gram.sum()[None]]), gram)
         together = vectors[0]
         for vector in vectors[1:]:
-            together = together + vector
+            together = added(together, vector)
         return Figures.of_norms(gradients, [total_norm([v]) for v in (*vectors, together)])
 
     @staticmethod
@@ -149,7 +152,7 @@ class Recorder:
             )
         elif self.level is not None and base.requires_grad:
             try:
-                self.given = _pulled_directly(base, self._edges())
+                self.given = pulled_directly(base, self._edges())
             except RuntimeError as error:
                 self.errors[BASE] = str(error).splitlines()[0]
 
@@ -208,7 +211,7 @@ class Recorder:
             norms.append(total_norm([gradient]) / scales[0].abs())
         else:
             passed = {**passed, BASE: base}
-            norms += [total_norm([base]), total_norm([gradient / scales[0] + base])]
+            norms += [total_norm([base]), total_norm([added(gradient / scales[0], base)])]
         self.figures[place] = Figures.of_norms(passed, norms)
 
     def _scale(self, term: str) -> Tensor:
@@ -256,16 +259,17 @@ class Recorder:
             terms[BASE] = (self.base, self._edges(), 1.0)
         for name, (value, edges, weight) in terms.items():
             try:
-                pulled = (_pulled_directly if name == BASE else _pulled)(value, edges)
+                found = (pulled_directly if name == BASE else pulled)(value, edges)
             except RuntimeError as error:
-                if "second time" in str(error):
+                gone = "second time" in str(error)
+                if gone and self.level is None:
                     raise GradientError(
                         "the graph is gone after the backward pass, and no gradient was observed "
                         "in it, got track=False. Use `track='norms'`, or ask before `backward()`."
                     ) from error
-                errors[name] = str(error).splitlines()[0]
+                errors[name] = PASSED_BY if gone else str(error).splitlines()[0]
                 continue
-            for place, gradient in pulled.items():
+            for place, gradient in found.items():
                 vectors.setdefault(place, {})[name] = weight * gradient
         level = self.level or "gram"
         return self._gradients({p: Figures.of(v, level) for p, v in vectors.items()}, errors)
@@ -301,41 +305,6 @@ class Recorder:
             unknown = torch.full_like(squares[:, -1:], math.nan)
             report = replace(report, squares=torch.cat([squares[:, :-1], unknown], 1))
         return report
-
-
-def _pulled(value: Tensor, edges: Mapping[Place, GradientEdge]) -> dict[Place, Tensor]:
-    """The gradients of a value at these places, where there are any; the graph stays."""
-    if not edges:
-        return {}
-    gradients: Sequence[Tensor | None] = torch.autograd.grad(
-        value, list(edges.values()), retain_graph=True, allow_unused=True
-    )
-    return {p: g for p, g in zip(edges, gradients, strict=True) if g is not None}
-
-
-def _pulled_directly(value: Tensor, edges: Mapping[Place, GradientEdge]) -> dict[Place, Tensor]:
-    """As `_pulled`, but no gradient passes through one of the places on its way to another.
-
-    What a base does to the logits is not counted again at the hidden layer they come from; a term
-    reads each input by itself, and so does a base that is given as a function.
-    """
-    caught: dict[tuple[Node, int], Tensor] = {}
-
-    def stop(ends: tuple[Node, int], gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        caught[ends] = gradients[ends[1]]
-        return tuple(
-            torch.zeros_like(g) if i == ends[1] and g is not None else g
-            for i, g in enumerate(gradients)
-        )
-
-    ends = {place: (edge.node, edge.output_nr) for place, edge in edges.items()}
-    handles = [node.register_prehook(partial(stop, (node, i))) for node, i in set(ends.values())]
-    try:
-        pulled = _pulled(value, edges)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {place: caught.get(ends[place], gradient) for place, gradient in pulled.items()}
 
 
 def filled(report: Gradients, figures: Mapping[Place, Figures]) -> Gradients:

@@ -16,15 +16,13 @@ from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._evaluation import Evaluation, Number, TermResult
 from equipoise._fast import take
 from equipoise._finite import check_finite
+from equipoise._inputs import keys_of
 from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
 from equipoise._recorder import BASE, Level, Place, Reading, Recorder
-from equipoise._term import Term, weight_at
+from equipoise._term import Term, in_term, weight_at
 
 if TYPE_CHECKING:
     from equipoise._compiled import Compiler
-
-SINGLE = "x"
-"""What the one tensor of a pipeline without named inputs is called."""
 
 Metrics = Mapping[str, Number]
 Edges = Mapping[Place, GradientEdge]
@@ -132,14 +130,9 @@ def run(
     for name, call in calls.items():
         if name in results:
             continue
-        if recorder.in_graph:
-            results[name] = _in_graph(recorder, call, seen)
-        else:
-            try:
-                results[name] = _probed(recorder, call, seen)
-            except Exception as error:
-                error.add_note(f"in the term {name!r}")
-                raise
+        with in_term(name):
+            evaluate = _in_graph if recorder.in_graph else _probed
+            results[name] = evaluate(recorder, call, seen)
     if recorder.in_graph:
         recorder.measure()
     return _added_up({name: results[name] for name in calls}, inputs, base, recorder, joined)
@@ -149,25 +142,19 @@ def _call(
     name: str, term: Term, step: int | None, overrides: Mapping[str, Mapping[str, Any]]
 ) -> Call:
     options = {**term.options, **overrides.get(name, {})}
-    if compiling():
-        return Call(name, term, weight_at(name, term, step), options)
-    try:
-        return Call(name, term, weight_at(name, term, step), options)
-    except Exception as error:
-        error.add_note(f"in the term {name!r}")
-        raise
-
-
-def keys_of(term: Term) -> tuple[str, ...]:
-    """The inputs a term reads."""
-    return (SINGLE,) if term.inputs is None else term.inputs
+    with in_term(name):
+        weight = weight_at(name, term, step)
+    return Call(name, term, weight, options)
 
 
 def _probed(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> TermResult:
     """The usual way: the term reads aliases of its own, and backward shows its gradient."""
     edges: dict[Place, GradientEdge] = {}
-    keys, policy, gate = keys_of(call.term), call.term.nan_policy, Gate()
-    arguments = [recorder.read(call.name, key, inputs[key], edges) for key in keys]
+    policy, gate = call.term.nan_policy, Gate()
+    # One alias an input, however many arguments it is: its gradient is seen whole.
+    keys = dict.fromkeys(call.keys)
+    own = {key: recorder.read(call.name, key, inputs[key], edges) for key in keys}
+    arguments = [own[key] for key in call.keys]
     if policy == "skip":
         arguments = [map_tensors(gate.alias, argument) for argument in arguments]
     value, metrics = call.value(arguments)
@@ -187,16 +174,16 @@ def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> Term
             f"or a functional transform, got {call.term.nan_policy!r}. Use "
             "`pipeline.with_nan_policy('propagate')` there."
         )
-    arguments = [inputs[key] for key in keys_of(call.term)]
+    keys = list(dict.fromkeys(call.keys))
     places: list[Place] = []
     tensors: list[Tensor] = []
-    for key, argument in zip(keys_of(call.term), arguments, strict=True):
-        found = tensors_in(argument)
+    for key in keys:
+        found = tensors_in(inputs[key])
         tensors += found
         places += [(key, number) for number in range(len(found))]
     recorder.entries.update(dict.fromkeys(places))
     if recorder.level is None or not tensors or not call.term.differentiable:
-        value, metrics = call.value(arguments)
+        value, metrics = call.value([inputs[key] for key in call.keys])
         recorder.readings[call.name] = call.reading(value, {}, some_input=len(tensors) > 0)
         return call.result(value, metrics)
     plain: dict[str, Number] = {}
@@ -204,7 +191,8 @@ def _in_graph(recorder: Recorder, call: Call, inputs: Mapping[str, Any]) -> Term
 
     def value_of(*moved: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         remaining = iter(moved)
-        value, metrics = call.value([map_tensors(lambda _: next(remaining), a) for a in arguments])
+        own = {key: map_tensors(lambda _: next(remaining), inputs[key]) for key in keys}
+        value, metrics = call.value([own[key] for key in call.keys])
         plain.update({k: m for k, m in metrics.items() if not isinstance(m, Tensor)})
         # Only in here it can be seen whether the value has a graph.
         errors.append(call.reading(value, {}, some_input=True).error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -186,6 +187,10 @@ def check_weight(weight: object) -> None:
                 f"`weight` must be a scalar, got a tensor of shape {tuple(weight.shape)}. "
                 "Use one term for each weight."
             )
+        if weight.is_complex():
+            raise OptionError(
+                f"`weight` must be a real number, got {weight.dtype}. Use `.abs()` or `.real`."
+            )
     elif not callable(weight):
         check_number("weight", weight)
 
@@ -205,6 +210,20 @@ def check_mapping(options: object) -> None:
             f"`options` must be a mapping from names to values, got {type(options).__name__}. "
             "Use {'scale': 2.0}, say."
         )
+
+
+def in_term(name: str) -> AbstractContextManager[None]:
+    """A region whose errors say which term they come from; the compiler shows where by itself."""
+    return nullcontext() if compiling() else _noted(name)
+
+
+@contextmanager
+def _noted(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the term {name!r}")
+        raise
 
 
 def names_of(inputs: object) -> tuple[str, ...] | None:
@@ -290,6 +309,7 @@ def is_due(name: str, term: Term, step: int | None) -> bool:
             f"the term {name!r} with every={term.every} needs the step, got step=None. "
             "Use `pipeline(..., step=step)`."
         )
+    check_number("step", step, low=0)
     return step % term.every == 0
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -208,6 +209,11 @@ def from_config(config: Mapping[str, Mapping[str, Any]]) -> Schedule:
         >>> schedules.from_config({"decay": {"value": 1.0, "rate": 0.5}})
         decay(1·0.5^step)
     """
+    if not isinstance(config, Mapping):
+        raise OptionError(
+            f"a schedule must be a mapping from its kind to arguments, got {config!r}. "
+            "Use {'constant': {'value': 0.1}} for a number."
+        )
     if len(config) != 1:
         raise OptionError(
             f"a schedule must have one kind, got {sorted(config)}. Use {{'linear': {{...}}}}."
@@ -247,7 +253,7 @@ def _latest(step: Number, stages: Mapping[int, Any]) -> tuple[int, Any]:
 
 def _decayed(step: Number, value: float, rate: float) -> float:
     try:
-        return value * float(rate) ** step
+        return value * float(rate) ** step if value else 0.0
     except OverflowError:
         return math.copysign(math.inf, value)
 
@@ -303,7 +309,16 @@ def _to_plain(value: object) -> object:
 
 def _from_plain(name: str, value: Any) -> object:  # noqa: ANN401
     if name == "values":
-        return {int(step): v for step, v in value.items()}
+        return {_first_step(step): v for step, v in value.items()}
     if name == "schedules":
-        return {int(step): from_config(cast("Mapping[str, Any]", v)) for step, v in value.items()}
+        return {_first_step(step): from_config(v) for step, v in value.items()}
     return value
+
+
+def _first_step(step: object) -> object:
+    """The number that JSON made a text of; what is no number is refused with the other steps."""
+    if isinstance(step, str):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(step)
+    return step

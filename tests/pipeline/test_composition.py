@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pytest
@@ -194,12 +195,21 @@ def test_a_container_that_torch_does_not_know_arrives_as_it_is() -> None:
     assert_equal(outputs["logits"].grad, torch.ones(2))
 
 
+PARAMETERS: dict[str, Callable[[nn.Module], Any]] = {
+    "generator": lambda net: net.parameters(),
+    "list of torch": lambda net: nn.ParameterList(net.parameters()),
+    "filter": lambda net: filter(lambda p: p.requires_grad, net.parameters()),
+    "map": lambda net: map(torch.ravel, net.parameters()),
+    "chain": lambda net: chain(net.parameters(), ()),
+    "values": lambda net: dict(net.named_parameters()).values(),
+}
+
+
 @pytest.mark.parametrize("track", [False, "norms"])
-@pytest.mark.parametrize(
-    "read", [lambda net: net.parameters(), lambda net: nn.ParameterList(net.parameters())]
-)
-def test_parameters_as_the_model_gives_them(read: Any, track: Any) -> None:
+@pytest.mark.parametrize("form", PARAMETERS)
+def test_parameters_as_the_model_gives_them(form: str, track: Any) -> None:
     """A generator is read once for all terms, and counts as the list of what it holds."""
+    read = PARAMETERS[form]
     net = nn.Linear(2, 3).double()
     terms = {"l1": Term(eq.l1, inputs="w"), "l2": Term(eq.l2, inputs="w")}
     result = Pipeline(**terms)(w=read(net), track=track)

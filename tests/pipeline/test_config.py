@@ -1,6 +1,7 @@
 """A pipeline can live in a file, and what is wrong in the file is named by its path."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,6 +104,16 @@ FAULTS: list[tuple[Any, str]] = [
     ({"a": {"penalty": "l1", "inputs": ["step"]}}, r"a\.inputs: `inputs` must not be"),
     ({"a": {"penalty": "l1", "every": 0}}, r"a\.every: `every` must be a whole number of steps"),
     ({"total": {"penalty": "l1"}}, r"a term's name must not be total"),
+    ({"base": {"penalty": "l1", "weight": 2}}, r"base: the base must have weight 1, got 2"),
+    ({"base": {"penalty": "l1", "every": 2}}, r"base: the base must be evaluated at every step"),
+    (
+        {"a": {"penalty": "l1", "weight": {"piecewise": {"values": {"soon": 1.0}}}}},
+        r"a\.weight: `step` must be a finite number at least 0, got 'soon'",
+    ),
+    (
+        {"a": {"penalty": "l1", "weight": {"chained": {"schedules": {0: 0.5}}}}},
+        r"a\.weight: a schedule must be a mapping from its kind to arguments, got 0\.5\. Use",
+    ),
 ]
 
 
@@ -127,3 +138,42 @@ def test_a_schedule_of_ones_own_cannot_be_written() -> None:
     pipeline = Pipeline(a=Term(eq.l1, weight=lambda step: 0.1 * step))
     with pytest.raises(eq.OptionError, match=r"a\.weight: `weight` must be plain data"):
         pipeline.to_config()
+
+
+def scaled(by: float, x: Tensor) -> Tensor:
+    """With a number before the input."""
+    return by * x.sum()
+
+
+def entropy(x: Tensor) -> Tensor:
+    """Not the one of the library."""
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("penalty", "message"),
+    [
+        (lambda x: x.sum(), r"a\.penalty: .* function with a name .* got function <lambda>\. Use"),
+        (partial(scaled, 2.0), r"a\.penalty: .* with a name .* got partial scaled\. Use `def"),
+        (
+            entropy,
+            r"a\.penalty: .* a name of its own .* got 'entropy', which is one of this librar",
+        ),
+    ],
+    ids=["lambda", "partial", "name of the library"],
+)
+def test_a_penalty_that_its_name_does_not_tell_cannot_be_written(
+    penalty: Any, message: str
+) -> None:
+    """Read back by that name, it would be another one, or none."""
+    with pytest.raises(eq.OptionError, match=message):
+        Pipeline(a=Term(penalty)).to_config()
+
+
+@pytest.mark.parametrize("penalties", [[mine], {"mine": 3}, "mine"], ids=["list", "number", "text"])
+def test_penalties_are_functions_by_name(penalties: Any) -> None:
+    """Anything else is refused before the data is read."""
+    with pytest.raises(
+        eq.OptionError, match=r"`penalties` must be a mapping from names to functions, got"
+    ):
+        Pipeline.from_config({"a": {"penalty": "l1"}}, penalties=penalties)

@@ -85,6 +85,11 @@ TERMS = [
         for weight in (math.nan, math.inf, -math.inf, "0.1", None, 1 + 2j)
     ],
     shows(
+        lambda: Term(eq.l1, weight=torch.tensor(1j)),
+        eq.OptionError,
+        r"`weight` must be a real number, got torch\.complex64\. Use `\.abs\(\)` or `\.real`",
+    ),
+    shows(
         lambda: Term(eq.l1, weight=torch.ones(2)),
         eq.OptionError,
         r"`weight` must be a scalar, got a tensor of shape \(2,\)\. Use one term for each",
@@ -394,6 +399,11 @@ CALLS = [
         r"`l1` takes the options .*; got 'mean'",
     ),
     shows(
+        lambda: Pipeline(own=Term(Narrow(), enabled=False), l1=L1)(X, options={"own": {"pow": 3}}),
+        eq.OptionError,
+        r"`Narrow` takes the options x, power; got 'pow'\. Did you mean 'power'\?",
+    ),
+    shows(
         lambda: Pipeline(warm=Term(eq.l1, weight=schedules.warmup(1.0, steps=5)))(X),
         eq.OptionError,
         r"weight of 'warm' is a function of the step and needs one, got step=None\. Use `pipeline",
@@ -403,6 +413,22 @@ CALLS = [
         eq.OptionError,
         r"the term 'lazy' with every=4 needs the step, got step=None\. Use `pipeline\(\.\.\., step",
     ),
+    *[
+        shows(
+            lambda track=track: TWO(X, track=track),
+            eq.OptionError,
+            r"`track` must be False, True, 'norms' or 'gram', got .*\. Use `bool\(\.\.\.\)`",
+        )
+        for track in (0, 1, torch.tensor(False), lambda _: 0)
+    ],
+    *[
+        shows(
+            lambda step=step: LAZY(X, step=step),
+            eq.OptionError,
+            r"`step` must be a (finite|Python) number",
+        )
+        for step in ("4", -4, math.nan, torch.tensor(4))
+    ],
     shows(
         lambda: returning(X)(X),
         eq.InputError,
@@ -527,6 +553,22 @@ def test_a_failing_schedule_says_whose_it_is(weight: Callable[[int], float], mes
     with pytest.raises(eq.OptionError, match=message) as caught:
         Pipeline(warm=Term(eq.l1, weight=weight))(X, step=-1)
     assert caught.value.__notes__ == ["in the term 'warm'"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TWO.reweighted(sparsity=0.1, distill=math.nan),
+        lambda: TWO.with_nan_policy("propagate").reweighted(distill="high"),
+        lambda: TWO(X, options={"sparsity": {}, "distill": {"clop": 1.0}}),
+        lambda: TWO(X, options={"distill": 2.0}),
+    ],
+)
+def test_a_wrong_setting_says_of_which_term(make: Make) -> None:
+    """Weights and options are given for several terms at once; the note names the guilty one."""
+    with pytest.raises(eq.OptionError) as caught:
+        make()
+    assert caught.value.__notes__ == ["in the term 'distill'"]
 
 
 def test_inputs_of_disabled_terms_may_be_given_and_may_be_missing() -> None:

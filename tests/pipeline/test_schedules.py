@@ -34,6 +34,7 @@ ALL: dict[str, schedules.Schedule] = {
     "chained": schedules.chained(
         {0: schedules.warmup(1.0, steps=10), 10: schedules.piecewise({0: 1.0, 5: 0.5})}
     ),
+    "epochs": schedules.piecewise({0: 1.0, 10.5: 0.5}),  # type: ignore[dict-item]
 }
 
 
@@ -151,7 +152,13 @@ def test_schedules_print_themselves() -> None:
         "decay": "decay(2·0.5^step)",
         "piecewise": "piecewise(0: 1, 10: 0.5, 20: 0)",
         "chained": "chained(0: warmup(0→1), 10: piecewise(0: 1, 5: 0.5))",
+        "epochs": "piecewise(0: 1, 10.5: 0.5)",
     }
+
+
+def test_nothing_does_not_grow() -> None:
+    """0·rate^step is 0 also where rate^step is beyond all numbers."""
+    assert schedules.decay(0.0, rate=10.0)(400) == 0.0
 
 
 @pytest.mark.parametrize("rate", [10, 10.0])
@@ -196,6 +203,7 @@ def test_schedules_travel(name: str, way: str) -> None:
             copy.deepcopy(schedule) if way == "deepcopy" else pickle.loads(pickle.dumps(schedule))
         )
     assert travelled == schedule
+    assert travelled(10.4) == schedule(10.4)
     assert repr(travelled) == repr(schedule)
     assert [travelled(step) for step in range(30)] == [schedule(step) for step in range(30)]
 
@@ -262,6 +270,13 @@ def test_impossible_arguments_are_refused(make: Callable[[], object], message: s
         ({"linear": 3.0}, r"`linear` takes the arguments .* by name, got float\. Use {'linear'"),
         ({"constant": {"value": "much"}}, "`value` must be a finite number, got 'much'"),
         ({}, r"must have one kind, got \[\]\. Use {'linear'"),
+        (3.0, r"must be a mapping from its kind to arguments, got 3\.0\. Use {'constant'"),
+        (["linear"], r"must be a mapping from its kind to arguments, got \['linear'\]"),
+        (
+            {"chained": {"schedules": {"later": {"constant": {"value": 1.0}}}}},
+            "`step` must be a finite number at least 0, got 'later'",
+        ),
+        ({"piecewise": {"values": {"0": 1.0, "inf": 2.0}}}, "`step` must be .* got inf"),
         ({"constant": {"value": 1}, "decay": {}}, r"one kind, got \['constant', 'decay'\]"),
     ],
     ids=str,

@@ -206,6 +206,8 @@ def test_gram_cosines_shares_and_contributions(way: str) -> None:
     assert (conflict.first, conflict.second) == ("back", "right")
     assert conflict.cosine == pytest.approx(-root, rel=1e-12)
     assert report.conflicts(below=-0.8) == []
+    with pytest.raises(eq.OptionError, match=r"`below` must be a finite number, got '-0\.1'"):
+        report.conflicts(below="-0.1")  # type: ignore[arg-type]
     pairs = [(c.first, c.second) for c in report.conflicts(below=0.5)]
     assert pairs == [("back", "right"), ("up", "right")]
     assert [r.contribution.item() for r in result.terms.values()] == [1.0, 2.0, 6.0]
@@ -302,14 +304,58 @@ def test_complex_entries_count_as_two(track: str) -> None:
         assert_norm(report.total_norm, math.sqrt(7**2 + 8**2 + 3**2 + 4**2))
 
 
-@pytest.mark.parametrize("track", LEVELS)
-def test_a_nested_tensor_counts_as_its_values(track: str) -> None:
+@pytest.mark.parametrize("track", [False, *LEVELS])
+def test_a_nested_tensor_counts_as_its_values(track: Any) -> None:
     """Ragged examples in one jagged tensor have the norm of all their entries."""
     rows = [torch.tensor([[3.0]]), torch.tensor([[0.0], [4.0]])]
     x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
     result = Pipeline(l2=Term(lambda x: x.values().square().sum()))(x, track=track)
+    report = result.gradients
     result.total.backward()
-    assert_norm(result.gradients["l2"].grad_norm, 10.0)
+    assert x.grad is not None
+    assert_equal(x.grad.values(), 2 * x.values())
+    if track:
+        report = result.gradients
+    assert_norm(report["l2"].grad_norm, 10.0)
+
+
+def rows(i: Tensor, w: Tensor) -> Tensor:
+    """Squares of some rows of a table, whose gradient is sparse."""
+    return F.embedding(i, w, sparse=True).square().sum()
+
+
+@pytest.mark.parametrize("base", ["none", "tensor"])
+@pytest.mark.parametrize("order", [("rows", "l2"), ("l2", "rows"), ("rows", "more")])
+@pytest.mark.parametrize("track", [False, *LEVELS])
+def test_a_sparse_gradient_counts_as_its_entries(
+    track: Any, order: tuple[str, ...], base: str
+) -> None:
+    """Row 2 is read twice, and its gradient is 4w; beside dense gradients, in either order."""
+    w = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3).requires_grad_()
+    i, j = torch.tensor([1, 2, 2]), torch.tensor([0, 2])
+    by_name = {
+        "rows": Term(partial(rows, i), inputs="w"),
+        "more": Term(partial(rows, j), inputs="w", weight=0.5),
+        "l2": Term(eq.l2, inputs="w", weight=0.5),
+    }
+    terms = {name: by_name[name] for name in order}
+    task = w.sum() if base == "tensor" else None
+    result = Pipeline(**terms)(w=w, base=task, track=track)
+    counts = {"rows": [0.0, 1, 2, 0], "more": [1.0, 0, 1, 0], "l2": [1.0, 1, 1, 1]}
+    slopes = {n: 2 * w * torch.tensor(c, dtype=w.dtype)[:, None] for n, c in counts.items()}
+    total = sum(terms[name].weight * slopes[name] for name in order) + (base == "tensor")
+    on_demand = result.gradients
+    result.total.backward()
+    assert w.grad is not None
+    assert_close(w.grad.to_dense(), total)
+    for report in (on_demand, result.gradients if track else on_demand):
+        for name in order:
+            assert_norm(report[name].grad_norm, slopes[name].norm())
+        assert_norm(report.total_norm, total.norm())
+        if track == "gram":
+            inner = (slopes[order[0]] * slopes[order[1]]).sum()
+            wanted = inner / slopes[order[0]].norm() / slopes[order[1]].norm()
+            assert_relative(report.cosine(*order), wanted)
 
 
 # Whatever is done with the total -----------------------------------------------------------------
@@ -405,6 +451,22 @@ def test_a_base_reached_by_its_own_value_is_scaled_as_the_rest(track: str) -> No
 
 
 @pytest.mark.parametrize("track", LEVELS)
+def test_contributions_added_up_by_hand_are_reported_as_unseen(track: str) -> None:
+    """Nothing tells what they were scaled with: the report says so, and the logger goes on."""
+    x = ramp()
+    result = Pipeline(l2=Term(eq.l2), l1=Term(eq.l1))(x, track=track)
+    torch.stack([term.contribution for term in result.terms.values()]).sum().backward()
+    assert_equal(x.grad, 2 * x + 1)
+    metrics = result.metrics()
+    assert (metrics["l2"], metrics["l2_grad_norm_error"]) == (30.0, 1.0)
+    assert math.isnan(metrics["total_grad_norm"])
+    assert "l2" in str(result)
+    for term in result.gradients.terms.values():
+        assert term.grad_norm is None
+        assert "began neither at the total nor at the penalty or base" in str(term.grad_error)
+
+
+@pytest.mark.parametrize("track", LEVELS)
 def test_a_second_backward_pass_reports_the_same(track: str) -> None:
     """With a retained graph the second pass replaces the first and does not add to it."""
     result, net = evaluated("callable", track)
@@ -441,6 +503,21 @@ def test_double_backward_is_that_of_the_untracked_total(kind: str, track: str) -
     for plain, tracked in zip(*slopes, strict=True):
         assert_same_bits(tracked, plain)
         assert plain.abs().max() > 0
+
+
+@pytest.mark.parametrize("track", [False, *LEVELS])
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_the_derivative_forward_is_that_of_the_untracked_total(track: Any, policy: Any) -> None:
+    """Along v it is ⟨∇total, v⟩, and the report is that of the backward pass as ever."""
+    x, v = ramp(), torch.tensor([1.0, 0.0, -1.0, 2.0], dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, v)
+        result = two_terms().with_nan_policy(policy)(dual, track=track)
+        tangent = torch.autograd.forward_ad.unpack_dual(result.total).tangent
+        assert_close(tangent, ((2 * x + 0.5) * v).sum())
+        result.total.backward()
+    if track:
+        assert_norm(result.gradients["l2"].grad_norm, 2 * x.norm())
 
 
 @pytest.mark.parametrize("track", [False, *LEVELS])
@@ -493,6 +570,26 @@ def test_every_input_of_a_term_counts() -> None:
         assert_norm(report.by_input["b"]["product"].grad_norm, a.norm())
         assert_norm(report["product"].grad_norm, (a.norm() ** 2 + b.norm() ** 2).sqrt())
         assert_norm(report.total_norm, 3 * (a.norm() ** 2 + b.norm() ** 2).sqrt())
+
+
+@pytest.mark.parametrize("track", [False, *LEVELS])
+@pytest.mark.parametrize("skipping", [False, True])
+def test_an_input_that_is_two_arguments_of_a_term_is_seen_whole(track: Any, skipping: bool) -> None:
+    """Of Σa·b at a = b = x the gradient is 2x, though either argument alone has only x."""
+    x = ramp()
+    product = Term(lambda a, b: (a * b).sum(), inputs=("x", "x"), weight=3.0)
+    pipeline = Pipeline(product=product, sum=Term(lambda x: x.sum(), inputs="x"))
+    result = pipeline.with_nan_policy("skip" if skipping else "propagate")(x=x, track=track)
+    reports = [result.gradients]
+    result.total.backward()
+    if track:
+        reports.append(result.gradients)
+    for report in reports:
+        assert_norm(report["product"].grad_norm, 2 * x.norm())
+        assert_norm(report.total_norm, (6 * x + 1).norm())
+        if report.grams is not None:
+            assert_relative(report.cosine("product", "sum"), x.sum() / (x.norm() * 2))
+    assert_equal(x.grad, 6 * x + 1)
 
 
 @pytest.mark.parametrize("track", LEVELS)
@@ -962,6 +1059,20 @@ def test_norms_do_not_raise_the_peak_of_memory() -> None:
     assert plain > 4 * N
     assert norms <= plain + chunk + 4096  # scalars
     assert gram >= plain + 4 * N
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("track", [False, *LEVELS])
+def test_nothing_outlives_its_evaluation(track: Any, differentiated: bool) -> None:
+    """The probes know of the report, which knows of the graph: a circle that nobody could free."""
+    h = torch.ones(10, requires_grad=True) * 1
+    result = large_pipeline()(h, track=track)
+    if differentiated:
+        result.total.backward()
+    kept = StorageWeakRef(h.untyped_storage())
+    del h, result
+    gc.collect()
+    assert kept.expired()
 
 
 @contextmanager

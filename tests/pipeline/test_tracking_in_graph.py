@@ -389,6 +389,32 @@ def test_under_func_vmap(compiled: bool) -> None:
     assert_close(slopes(x), x + x.sign())
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_input_that_is_two_arguments_of_a_term_is_seen_whole(compiled: bool) -> None:
+    """Of Σa·b at a = b = x the gradient is 2x there too."""
+    pipeline = Pipeline(product=Term(lambda a, b: (a * b).sum(), inputs=("x", "x"), weight=3.0))
+
+    def function(x: Tensor) -> Outcome:
+        result = pipeline(x=x, track="norms")
+        return result.total, result.gradients.norms
+
+    x = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    call = torch.func.grad(function, has_aux=True)
+    call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    slope, norms = call(x)
+    assert_equal(slope, 6 * x)
+    assert_norm(norms["product"], 10.0)
+
+
+@pytest.mark.parametrize("track", [False, "norms"])
+def test_a_failing_term_says_its_name_under_a_transform(track: Any) -> None:
+    """As anywhere else; only while the compiler traces it shows the line instead."""
+    broken = Pipeline(fine=Term(eq.l1), broken=Term(lambda x: x @ torch.ones(7)))
+    with pytest.raises(RuntimeError, match="size") as caught:
+        torch.func.grad(lambda x: broken(x, track=track).total)(torch.ones(2))
+    assert caught.value.__notes__ == ["in the term 'broken'"]
+
+
 def test_under_vmap_of_grad_norms_are_per_sample() -> None:
     """The report of each sample by itself: per-example gradient norms."""
     pipeline = Pipeline(l2=Term(eq.l2, weight=0.5))

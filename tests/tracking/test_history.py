@@ -51,8 +51,8 @@ def test_the_window_forgets() -> None:
 
 
 def test_ema_weighs_the_past_by_its_decay() -> None:
-    """With decay ½ the average of 4, 2, 8 is ((4+2)/2+8)/2 = 5.5."""
-    assert history_of(norms(4, 2, 8)).ema(decay=0.5) == {"a": 5.5}
+    """With decay ¾ the average of 4, 2, 8 is ¾·(¾·4 + ¼·2) + ¼·8 = 4.625."""
+    assert history_of(norms(4, 2, 8)).ema(decay=0.75) == {"a": 4.625}
 
 
 def test_trends_compare_the_halves() -> None:
@@ -67,6 +67,28 @@ def test_who_dominated_depends_on_the_steps_asked_for() -> None:
     history = history_of([early, early, late, late])
     assert history.dominant() == "a"
     assert history.dominant(last=2) == "b"
+
+
+def test_a_lazy_term_counts_with_its_mean() -> None:
+    """Four times 3 at every fourth step is 3 a step: less than 5, and no reason to dominate."""
+    rest = {"a": ([5.0, 0.0], 1.0)}
+    history = history_of([{**rest, "lazy": ([3.0, 0.0], 4.0)}, rest, rest, rest] * 2)
+    assert history.means() == {"a": 5.0, "lazy": 3.0}
+    assert history.dominant() == "a"
+    assert history.ema() == pytest.approx({"a": 5.0, "lazy": 12.0})
+
+
+def test_a_lazy_term_is_dominated_by_its_mean() -> None:
+    """Four times ½ at every fourth step is 120 times below 60, not 30 times."""
+    rest = {"a": ([60.0, 0.0], 1.0)}
+    history = history_of([{**rest, "lazy": ([0.5, 0.0], 4.0)}, rest, rest, rest])
+    (finding,) = history.findings()
+    assert (finding.kind, finding.evidence["mean norm"]) == ("dominated", 0.5)
+
+
+def test_a_step_without_weight_counts_as_nothing() -> None:
+    """A term that weighs 0 at one of two steps, and then pulls with 4, pulls with 2 on average."""
+    assert history_of([{"a": ([4.0, 0.0], 0.0)}, {"a": ([4.0, 0.0], 1.0)}]).means() == {"a": 2.0}
 
 
 def kinds(history: tracking.History) -> set[tuple[str, str]]:

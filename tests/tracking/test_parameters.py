@@ -63,6 +63,23 @@ def test_the_sum_is_the_training_gradient(model: Model, level: str) -> None:
     torch.testing.assert_close(grads(model), expected, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("level", ["norms", "gram"])
+def test_sparse_gradients_train_as_in_a_backward_pass(level: Any) -> None:
+    """Added to one another and to dense ones, at the first call and at the second."""
+    w = torch.arange(6.0, dtype=torch.float64).reshape(3, 2).requires_grad_()
+
+    def rows(w: Tensor) -> Tensor:
+        return F.embedding(torch.tensor([1, 1]), w, sparse=True).square().sum()
+
+    both = Pipeline(rows=Term(rows, inputs="w"), l2=Term(eq.l2, inputs="w"))
+    for pipeline in (both.without("l2"), both):
+        report = tracking.parameter_gradients(pipeline(w=w), [w], level=level)
+    scales = torch.tensor([[2.0], [10.0], [2.0]], dtype=torch.float64)
+    assert w.grad is not None
+    torch.testing.assert_close(w.grad.to_dense(), scales * w.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(report.total_norm, (w * (scales - 4 * (scales > 2))).norm())
+
+
 def test_gradients_accumulate_and_are_scaled(model: Model) -> None:
     """A second call adds to `.grad`, times its scale."""
     tracking.parameter_gradients(evaluated(model), model.parameters())
@@ -111,7 +128,9 @@ def test_terms_on_weights_are_counted(model: Model) -> None:
 def test_a_part_of_the_model_leaves_the_rest_alone(model: Model) -> None:
     """For the head alone: its norms, no `.grad` anywhere, and a graph that can still train."""
     result = evaluated(model)
-    report = tracking.parameter_gradients(result, model.head.parameters(), set_grad=False)
+    report = tracking.parameter_gradients(
+        result, parameters=model.head.parameters(), set_grad=False
+    )
     assert not grads(model)
     assert report["activity"].grad_error == "its value does not depend on these parameters"
     result.total.backward()
@@ -168,8 +187,35 @@ def test_a_tracked_result_keeps_its_metrics(model: Model) -> None:
     """Metrics asked for afterwards still hold the norms at the inputs, though the graph is gone."""
     result = evaluated(model, track=True)
     tracking.parameter_gradients(result, model.parameters())
-    expected = evaluated(model).gradients.norms["activity"]
-    assert result.metrics()["activity_grad_norm"] == pytest.approx(float(expected), rel=1e-12)  # type: ignore[arg-type]
+    expected, metrics = evaluated(model).gradients.norms, result.metrics()
+    for name in ("base", "activity", "decay"):
+        assert metrics[f"{name}_grad_norm"] == pytest.approx(float(expected[name]), rel=1e-12)  # type: ignore[arg-type]
+
+
+def test_a_backward_pass_after_it_fails(model: Model) -> None:
+    """The gradients are set: a second time they would count twice."""
+    result = evaluated(model)
+    tracking.parameter_gradients(result, model.parameters())
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        result.total.backward()
+
+
+@pytest.mark.parametrize("level", ["norms", "gram"])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_each_gradient_has_memory_of_its_own(level: Any, scale: float) -> None:
+    """One tensor may be the gradient of two parameters, or of each entry; clipping is in place."""
+    a, b, c = (torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    result = Pipeline(
+        both=Term(lambda a, b: (a + b).square().sum(), inputs=("a", "b")),
+        flat=Term(lambda c: c.sum(), inputs="c"),
+    )(a=a, b=b, c=c)
+    tracking.parameter_gradients(result, [a, b, c], level=level, scale=scale)
+    torch.nn.utils.clip_grad_norm_([a, b, c], 1.0)
+    # Gradients 4, 4 and 1 an entry, whatever they are multiplied with: of length √(3·33).
+    for parameter, size in ((a, 4.0), (b, 4.0), (c, 1.0)):
+        wanted = torch.full((3,), size / 99**0.5, dtype=torch.float64)
+        # The clip divides by the norm plus 1e-6.
+        torch.testing.assert_close(parameter.grad, wanted, rtol=2e-7, atol=0)
 
 
 def test_terms_without_gradient_are_reported(model: Model) -> None:
@@ -283,3 +329,33 @@ def test_an_unknown_level_is_refused(model: Model) -> None:
     """The levels are those of `track=`, without the bools."""
     with pytest.raises(eq.OptionError, match=r"`level` must be 'norms' or 'gram', got 'gam'"):
         tracking.parameter_gradients(evaluated(model), model.parameters(), level="gam")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (
+            lambda m, r: tracking.parameter_gradients(r.total, m.parameters()),
+            eq.InputTypeError,
+            r"`result` must be what a pipeline returned, got Tensor\. Use the whole evaluation",
+        ),
+        (
+            lambda m, r: tracking.parameter_gradients(r, m.parameters(), check_against=True),
+            eq.InputTypeError,
+            r"`check_against` must be a gradient report, got bool\. Use `result\.gradients`",
+        ),
+        (
+            lambda m, r: tracking.parameter_gradients(r, m.parameters(), set_grad="no"),
+            eq.OptionError,
+            r"`set_grad` must be True or False, got 'no'",
+        ),
+    ],
+    ids=["total", "check", "text"],
+)
+def test_what_it_cannot_work_with_is_refused(
+    model: Model, ask: Any, error: type[Exception], message: str
+) -> None:
+    """Before anything is differentiated."""
+    with pytest.raises(error, match=message):
+        ask(model, evaluated(model))
+    assert not grads(model)

@@ -34,6 +34,13 @@ def test_every_needs_the_step() -> None:
         _tracked(tracking.every(3), 1.0)
 
 
+@pytest.mark.parametrize("step", ["3", -3, float("nan"), torch.tensor(3)], ids=repr)
+def test_every_needs_a_step_that_can_be(step: object) -> None:
+    """A text, a negative number and a tensor, which would have to be waited for, are refused."""
+    with pytest.raises(eq.OptionError, match=r"`step` must be a (finite|Python) number"):
+        tracking.every(3)(step)  # type: ignore[arg-type]
+
+
 def test_always_needs_no_step() -> None:
     """`always` tracks norms at every call."""
     assert _tracked(tracking.always, 1.0)

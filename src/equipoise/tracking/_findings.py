@@ -51,6 +51,16 @@ def column(steps: Sequence[Step], figure: str, name: str) -> list[float]:
     return [figures[name] for figures in found if name in figures]
 
 
+def mean_norm(steps: Sequence[Step], name: str) -> float:
+    """A term's mean norm over all steps, 0 in those in which it was left out or weighed nothing.
+
+    A lazy term has n times its weight at every n-th step: only so is it compared with the others.
+    """
+    norms = column(steps, "norms", name)
+    idle = sum(step.weights.get(name, 0.0) == 0 for step in steps if name not in step.norms)
+    return mean([*norms, *[0.0] * idle])
+
+
 def terms(steps: Sequence[Step]) -> list[str]:
     """All terms of these steps, in order."""
     return list(dict.fromkeys(name for step in steps for name in step.values))
@@ -99,7 +109,7 @@ def motionless(steps: Sequence[Step]) -> Iterator[Finding]:
 
 def dominated(steps: Sequence[Step]) -> Iterator[Finding]:
     """A term far below the largest one."""
-    means = {name: mean(column(steps, "norms", name)) for name in terms(steps)}
+    means = {name: mean_norm(steps, name) for name in terms(steps)}
     finite = {name: size for name, size in means.items() if math.isfinite(size)}
     top = max(finite, key=lambda name: finite[name], default="")
     for name, size in finite.items():

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from equipoise._errors import GradientError, InputTypeError, check_count, check_number
-from equipoise._evaluation import Evaluation, Number
+from equipoise._errors import GradientError, check_count, check_number
+from equipoise._evaluation import Evaluation, Number, check_evaluation
 from equipoise._gradients import largest
 from equipoise._host import on_host
-from equipoise.tracking._findings import Finding, Step, column, findings, mean, terms
+from equipoise.tracking._findings import Finding, Step, column, findings, mean, mean_norm, terms
 
 
 class History:
@@ -53,17 +53,19 @@ class History:
 
     def add(self, result: Evaluation) -> None:
         """Take note of a tracked evaluation, after its backward pass."""
-        if not isinstance(result, Evaluation):
-            raise InputTypeError(
-                f"`result` must be what a pipeline returned, got {type(result).__name__}. "
-                "Use `history.add(result)` with the whole evaluation."
-            )
+        check_evaluation(result)
         if result.has_report:
             self._arriving.append(_figures(result))
 
     def means(self, last: int | None = None) -> dict[str, float]:
-        """Mean weighted gradient norm of each term over the last steps."""
-        return {name: mean(norms) for name, norms in self._norms(last).items()}
+        """Mean weighted gradient norm of each term over the last steps.
+
+        A step in which a term had no part counts as 0: it was not its turn, or its weight was 0.
+        """
+        steps = self._read(last)
+        return {
+            name: mean_norm(steps, name) for name in terms(steps) if column(steps, "norms", name)
+        }
 
     def ema(self, decay: float = 0.9) -> dict[str, float]:
         """Exponential moving average of each term's weighted gradient norm."""
@@ -102,6 +104,7 @@ class History:
         return findings(self._read(last))
 
     def _norms(self, last: int | None) -> dict[str, list[float]]:
+        """The norms of each term in the steps in which it had one."""
         steps = self._read(last)
         norms = {name: column(steps, "norms", name) for name in terms(steps)}
         return {name: found for name, found in norms.items() if found}

@@ -9,19 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise._errors import GradientError, InputError, InputTypeError, check_choice
-from equipoise._evaluation import Evaluation
-from equipoise._gradients import Gradients
+from equipoise._errors import (
+    GradientError,
+    InputError,
+    InputTypeError,
+    check_choice,
+    check_flag,
+)
+from equipoise._evaluation import Evaluation, check_evaluation
+from equipoise._gradients import Gradients, added
 from equipoise._numerics import total_norm
-from equipoise._recorder import Figures, Level, Place, filled
+from equipoise._recorder import BASE, Figures, Level, Place, filled
 
 Parameters = Iterable[Tensor] | Mapping[str, Iterable[Tensor]] | Mapping[str, Tensor]
 
 
 def parameter_gradients(
     result: Evaluation,
-    parameters: Parameters,
     /,
+    parameters: Parameters,
     *,
     level: Level = "norms",
     set_grad: bool = True,
@@ -31,8 +37,8 @@ def parameter_gradients(
     """Differentiate every term with respect to parameters, and report as at the inputs.
 
     One backward pass a term. Their sum *is* the training gradient: it is added to each parameter's
-    ``.grad`` (times ``scale``), so that ``result.total.backward()`` is not needed any more, and the
-    graph is gone. Penalties that read weights directly are counted here too.
+    ``.grad`` (times ``scale``), so that no ``result.total.backward()`` is needed any more. The last
+    pass, that of the base, frees its graph. Penalties that read weights directly are counted too.
 
     For a part of the model (``model.lm_head.parameters()``) the passes end early and cost less;
     then give ``set_grad=False``, which leaves graph and ``.grad`` alone, and call ``backward``
@@ -59,7 +65,14 @@ def parameter_gradients(
         >>> report.weighted["l2"].item(), weight.grad
         (5.0, tensor([ 4., -5.]))
     """
+    check_evaluation(result)
     check_choice("level", level, ("norms", "gram"))
+    check_flag("set_grad", set_grad)
+    if check_against is not None and not isinstance(check_against, Gradients):
+        raise InputTypeError(
+            f"`check_against` must be a gradient report, got {type(check_against).__name__}. "
+            "Use `result.gradients`."
+        )
     places = _places(parameters)
     if set_grad:
         _check_leaves(places)
@@ -67,7 +80,8 @@ def parameter_gradients(
         _ = result.gradients  # `metrics` will ask for it, and the graph it needs is about to go
     passes = _Passes(places, level)
     terms = result.results
-    differentiable = [name for name, term in terms.items() if _reason(name, result) is None]
+    differentiable = [name for name in terms if _reason(name, result) is None]
+    differentiable.sort(key=lambda name: name == BASE)  # the model's graph is needed until then
     if not differentiable:
         raise GradientError(
             "parameter gradients need a term with a graph, got none. "
@@ -190,7 +204,7 @@ class _Passes:
                 continue
             self.reached.add(name)
             before = self.sums.get(place)
-            self.sums[place] = gradient if before is None else before + gradient
+            self.sums[place] = gradient if before is None else added(before, gradient)
             kept = gradient if self.level == "gram" else total_norm([gradient])
             self.kept.setdefault(place, {})[name] = kept
 
@@ -199,12 +213,10 @@ class _Passes:
         scaled = isinstance(scale, Tensor) or scale != 1.0
         for place, gradient in self.sums.items():
             parameter = self.places[place]
-            addend = gradient * scale if scaled else gradient
-            if parameter.grad is None:
-                # A view or an expanded gradient would share its memory with something else.
-                parameter.grad = addend.clone() if self.level == "gram" else addend.contiguous()
-            else:
-                parameter.grad = parameter.grad + addend
+            # Not the gradient itself: it may be that of a second parameter, or of a view.
+            addend = gradient * scale if scaled else gradient.clone()
+            before = parameter.grad
+            parameter.grad = addend if before is None else added(before, addend)
 
     def figures(self) -> dict[Place, Figures]:
         if self.level == "gram":

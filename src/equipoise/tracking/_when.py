@@ -31,6 +31,7 @@ class Every:
                 f"tracking every {self.steps} steps needs the step, got step=None. "
                 "Use `pipeline(..., step=step)`."
             )
+        check_number("step", step, low=0)
         return self.level if step % self.steps == 0 else False
 
 
