@@ -74,8 +74,7 @@ def adaptive_clip(
         all_factors, longer = _measured(groups, part, least, whole=whole)
         for group, factors in zip(groups, all_factors, strict=True):
             _rescale(leaves, group, factors)
-        pieces = zip(leaves.tensors, leaves.shards, strict=True)
-        units = sum(_units(here, shard, whole=whole) for here, shard in pieces)
+        units = sum(_units(leaves, group, whole=whole) for group in groups)
         return {**state, RECORDED: {"clipped_fraction": longer / max(1, units)}}
 
     options = "" if per == "unit" else f", per={per!r}"
@@ -99,6 +98,10 @@ def _groups(leaves: Leaves, *, whole: bool) -> list[_Group]:
     tensors, params = leaves.read(), leaves.params("adaptive_clip")
     out = []
     for same in alike(tensors).values():
+        if leaves.plain:
+            some = [tensors[i] for i in same]
+            out.append(_Group(same, some, [params[i] for i in same], (), ()))
+            continue
         spreads: dict[tuple[tuple[int, int, bool], ...], list[int]] = {}
         for i in same:
             cuts, deals = _splits(tensors[i], leaves.shards[i], whole=whole)
@@ -123,10 +126,13 @@ def _splits(
     return shard.across(range(1, local.dim())), shard.across([0])
 
 
-def _units(local: Tensor, shard: Shard | None, *, whole: bool) -> int:
-    """How many units the whole of a leaf has."""
-    shape = local.shape if shard is None else shard.whole
-    return 1 if whole or len(shape) < 2 else shape[0]
+def _units(leaves: Leaves, group: _Group, *, whole: bool) -> int:
+    """How many units the whole of a group's leaves have."""
+    if whole or group.tensors[0].dim() < 2:
+        return len(group.places)
+    shards = [leaves.shards[i] for i in group.places]
+    rows = len(group.tensors[0])
+    return sum(rows if shard is None else shard.whole[0] for shard in shards)
 
 
 def _measured(

@@ -20,6 +20,8 @@ from equipoise.transforms._norms import Norms
 from equipoise.transforms._shards import Shard, local
 from equipoise.transforms._verdict import Check
 
+PLAIN = {Tensor, torch.nn.Parameter}
+
 Gradient = Tensor | None
 Rate = float | Tensor
 
@@ -71,7 +73,7 @@ class Leaves:
 
     def _unpack(self) -> None:
         self.tensors, self.shards = self.originals.copy(), [None] * len(self.places)
-        self.plain = all(map(_plain, self.originals))
+        self.plain = _are_plain(self.originals)
         if self.plain:
             return
         self.tensors, self.shards = [], []
@@ -110,6 +112,9 @@ class Leaves:
 
     def params(self, who: str) -> list[Tensor]:
         """The parameter of each leaf, its local part where the leaf is one."""
+        mine = [self.all_params[place] for place in self.places]
+        if self.plain and {*map(type, mine)} <= PLAIN:
+            return mine
         found = []
         for place, original in zip(self.places, self.originals, strict=True):
             param = self.all_params[place].detach()
@@ -234,12 +239,12 @@ class Leaves:
                 tensor.masked_fill_(skipped.to(tensor.device), 0)
 
 
-def _plain(grad: Tensor) -> bool:
-    """Whether this is what it looks like: dense, all here, and as it stands in memory."""
+def _are_plain(grads: Sequence[Tensor]) -> bool:
+    """Whether all are what they look like: dense, all here, and as they stand in memory."""
     return (
-        type(grad) is Tensor
-        and grad.layout is torch.strided
-        and not (grad.is_complex() and grad.is_conj())
+        {*map(type, grads)} <= {Tensor}
+        and {grad.layout for grad in grads} <= {torch.strided}
+        and not any(grad.is_conj() for grad in grads if grad.is_complex())
     )
 
 

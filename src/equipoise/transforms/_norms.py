@@ -135,6 +135,8 @@ class Norms:
 
     def _added(self, measure: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         """The total by groups of equal spread, each added up over its own splits."""
+        if not any(self.splits):
+            return measure(self.read())
         groups: dict[tuple[tuple[int, int], ...], tuple[tuple[Split, ...], list[Tensor]]] = {}
         for tensor, splits in zip(self.read(), self.splits, strict=True):
             key = tuple((id(mesh), dim) for mesh, dim in splits)
