@@ -146,7 +146,8 @@ def forward(pipe: Pipeline, given: dict[str, Tensor], track: Track) -> None:
 def step(pipe: Pipeline, given: dict[str, Tensor], track: Track) -> None:
     """The same, and the backward pass."""
     given["logits"].grad = None
-    pipe(**needed(pipe, given), track=track).total.backward()
+    result = pipe(**needed(pipe, given), track=track)  # held: nothing is noted for nobody
+    result.total.backward()
 
 
 def afresh(way: Callable[[dict[str, Tensor]], None], given: dict[str, Tensor]) -> None:

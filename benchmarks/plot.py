@@ -24,7 +24,7 @@ LABELS = {
     "kernels, JS, base, track=gram, and backward": "the same, base, inner products ",
     "pipeline.compiled(), norms, JS, and backward": "seven terms, compiled pipeline",
     "sum by hand, compiled, JS, and backward": "seven terms, compiled by hand",
-    "this library's plain definitions, probes, JS, and backward": "seven terms, eager, norms",
+    "this library's plain definitions, untracked, JS, and backward": "seven terms, eager",
     "one `autograd.grad` a term, JS, and backward": "seven terms, one pass a term",
     "kl_divergence, kernels": "KL",
     "kl_divergence, compiled": "KL, compiled",

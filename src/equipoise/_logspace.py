@@ -34,7 +34,7 @@ def log_probabilities(
     if not normalize or not x.shape[-1]:
         return x
     # What is impossible stays so, but in a row of nothing else: there all would be equally likely.
-    nothing = (x.amax(-1, keepdim=True) <= LOG_ZERO).to(x.dtype)
+    nothing = (x.detach().amax(-1, keepdim=True) <= LOG_ZERO).to(x.dtype)
     return x.log_softmax(-1) + LOG_ZERO * nothing
 
 

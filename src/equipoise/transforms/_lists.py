@@ -127,10 +127,15 @@ def _short_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _in_rows(lines: Tensor) -> list[Tensor]:
-    """The lengths of parts of lines, and of what is left of each."""
-    even = lines.shape[1] // ROW * ROW
-    parts = [torch.unflatten(lines[:, :even], 1, (-1, ROW)), lines[:, None, even:]]
-    return [torch.linalg.vector_norm(part, dim=2).view(-1) for part in parts if part.numel()]
+    """The lengths of the parts of all lines."""
+    return [torch.linalg.vector_norm(part, dim=-1).view(-1) for part in _parts(lines)]
+
+
+def _parts(lines: Tensor) -> list[Tensor]:
+    """The last dimension cut to `ROW` entries at a time, and what is left of it."""
+    even = lines.shape[-1] // ROW * ROW
+    parts = [torch.unflatten(lines[..., :even], -1, (-1, ROW)), lines[..., None, even:]]
+    return [part for part in parts if part.numel()]
 
 
 def exact_total_square(tensors: Sequence[Tensor], unit: Tensor | None = None) -> Tensor:
@@ -196,9 +201,9 @@ def _lengths(rows: Tensor) -> Tensor:
     if rows.dtype == torch.float64:
         return vector_norm(rows, -1)
     if looking_is_free(rows.device) and rows.numel():
-        even = rows.shape[-1] // SHORT * SHORT
-        parts = [torch.unflatten(rows[..., :even], -1, (-1, SHORT)), rows[..., None, even:]]
-        norms = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts]
+        norms = [
+            torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in _parts(rows)
+        ]
         lengths: Tensor = torch.linalg.vector_norm(
             torch.cat(norms, -1), dim=-1, dtype=torch.float64
         )
