@@ -111,6 +111,18 @@ def test_generated_code_agrees(generated: None) -> None:  # noqa: ARG001
     assert_as_plain(PIPELINE, draw, track="gram", within=1e-11)
 
 
+def test_an_input_read_twice_by_one_term() -> None:
+    """Both of its places count, in the gradient and in the norm."""
+    pipeline = Pipeline(
+        square=Term(lambda a, b: (a * b).sum(), inputs=("x", "x"), weight=0.5),
+        entropy=Term(eq.entropy, inputs="x", options=LOGITS),
+    ).compiled()
+    for level in ("norms", "gram"):
+        result = assert_as_plain(pipeline, lambda: {"x": draw()["student"]}, track=level)
+        length = torch.linalg.vector_norm(draw()["student"].detach()).item()
+        assert result.metrics()["square_grad_norm"] == pytest.approx(2 * length, rel=1e-12)
+
+
 def test_a_tensor_as_weight() -> None:
     """It is read at every call, and is moved nowhere."""
     weight = torch.tensor(0.5, dtype=torch.float64)
