@@ -64,7 +64,7 @@ def gradient_penalty(
     *At the edge:* where the gradient is 0 the value is target² with finite first and second
     derivatives. Without samples the value is 0. A function that does not depend on ``x`` is
     refused, and so is one with an operation that has no second derivative (fused attention), by
-    name; compiled code and inference mode cannot be asked and leave both to torch.
+    name; compiled code cannot be asked and leaves both to torch.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -165,9 +165,13 @@ def _epsilon(
 
 def _input_gradient(fn: ScalarFunction, x: Tensor) -> Tensor:
     """∂ Σ fn(x) / ∂x, which may itself be differentiated."""
-    if compiling() or inside_transform() or torch.is_inference_mode_enabled():
+    if compiling() or inside_transform():
         inside: Tensor = torch.func.grad(lambda z: _summed(fn(z), z))(x)
         return inside
+    if torch.is_inference_mode_enabled():
+        # Left for as long as it takes; a copy made outside is no inference tensor.
+        with torch.inference_mode(False), torch.no_grad():
+            return _input_gradient(fn, x.clone())
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         leaf = x if x.requires_grad else x.detach().requires_grad_()
