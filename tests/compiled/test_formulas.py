@@ -66,6 +66,20 @@ def test_generated_code_agrees(generated: None, uses: list[int]) -> None:  # noq
     assert uses == [2]
 
 
+@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence"])
+def test_distributions_that_hardly_differ(generated: None, name: str) -> None:  # noqa: ARG001
+    """Compiled, alone and in a pipeline, nothing cancels that does not cancel without."""
+    penalty = getattr(eq, name)
+    inputs = draw(torch.float32, rows=4, width=500)
+    x = inputs["x"].detach()
+    y = x + 1e-4 * inputs["y"]
+    exact = penalty(y.double(), x.double(), from_logits=True).item()
+    alone = torch.compile(lambda p, q: penalty(p, q, from_logits=True), fullgraph=True)
+    assert alone(y, x).item() == pytest.approx(exact, rel=2e-3)
+    pipeline = Pipeline(term=Term(penalty, inputs=("y", "x"), options=LOGITS)).compiled()
+    assert pipeline(y=y, x=x.requires_grad_()).total.item() == pytest.approx(exact, rel=2e-3)
+
+
 def test_weights_options_and_shapes_compile_nothing_new(
     counted: list[int], uses: list[int]
 ) -> None:

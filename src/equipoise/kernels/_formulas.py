@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise._logspace import LOG_ZERO, entropy_of, log_probabilities
+from equipoise._logspace import LOG_ZERO, entropy_of, gap, log_probabilities
 from equipoise.kernels._fused import Fused, as_rows, constants, on_device, uses, weights
 from equipoise.kernels._recognise import KINDS, Plan
 
@@ -218,14 +218,14 @@ def _divergence(direction: str, p: Tensor, q: Tensor, u: Tensor, v: Tensor) -> R
     no_x, no_y = u <= LOG_ZERO, v <= LOG_ZERO
     if direction == "to":
         infinite = no_x & ~no_y
-        terms = torch.where(infinite, 0.0, q * (v - u) + (p - q))
+        terms = torch.where(infinite, 0.0, gap(q, v - u, p))
         slope = p * torch.where(infinite, 0.0, q).sum(-1, keepdim=True) - q
         slope = torch.where(no_x, 0.0, slope)
         nothing = no_y.all(-1)
     elif direction == "from":
         infinite = no_y & ~no_x
         d = torch.where(infinite, 0.0, u - v)
-        terms = torch.where(infinite, 0.0, p * d + (q - p))
+        terms = torch.where(infinite, 0.0, gap(p, d, q))
         slope = p * (d - (p * d).sum(-1, keepdim=True))
         nothing = no_x.all(-1)
     else:
@@ -255,7 +255,8 @@ def _mixture(p: Tensor, q: Tensor, u: Tensor, v: Tensor, beta: Tensor) -> Row:
     own, ones = (beta * p * log_p).sum(-1), p.sum(-1)
     # By a sum of all p that is 1 but for rounding: what the gradient subtracts must not be off.
     own = own / torch.where(ones == 0, 1.0, ones)
-    value = (own + ((1 - beta) * q * log_q).sum(-1)).clamp(min=0.0)
+    m = beta * p + (1 - beta) * q
+    value = (beta * gap(p, log_p, m) + (1 - beta) * gap(q, log_q, m)).sum(-1)
     return value, p * (beta * log_p - own.unsqueeze(-1))
 
 
