@@ -97,6 +97,16 @@ def test_a_ball_holds_no_more_than_the_roundings_allow() -> None:
     assert K.const(THIRD).contains(float(np.float32(1 / 3)))
 
 
+def test_the_errors_of_several_steps_multiply() -> None:
+    """Four roundings upwards, one on the other, are more than four units; and no more than that."""
+    K, unit = spec.Rounding("bfloat16", steps=4), 2.0**-8
+    product = K.exactly(3.0) * K.exactly(5.0)
+    worst = 15 * (1 + unit) ** 4
+    assert worst > 15 * (1 + 4 * unit + 5 * unit**2)
+    assert product.contains(worst)
+    assert not product.contains(worst * (1 + 1e-6))
+
+
 def test_small_results_may_be_wrong_by_half_the_smallest_number() -> None:
     """Near 0 the error is absolute."""
     K = spec.Rounding("float16")

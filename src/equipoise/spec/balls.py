@@ -165,18 +165,16 @@ class Rounding:
         self.steps = steps
         self._flint = optional("flint")
         self._ball = Ball()
-        unit = self._power(-self.format.digits)
-        self._unit = unit
-        self._near_one = {k: self._flint.arb(1, k * steps * unit) for k in (1, self.elementary)}
+        self._unit = self._power(-self.format.digits)
+        self._near_one = {k: self._together(k * self._unit) for k in (1, self.elementary)}
         self._near_zero = self._flint.arb(0, steps * self._power(self.format.lowest - 1))
         self._normal = self._power(self.format.lowest + self.format.digits)
 
     def after(self, exact: arb, rounded: arb, *, units: int = 1, small: bool = False) -> Enclosure:
         """The result of one operation; ``small`` if it can fall below the format's numbers."""
-        rounded = rounded * self._near_one[units]
         if small and not abs(rounded) > self._normal and not rounded.is_zero():
             rounded = rounded + self._near_zero
-        return Enclosure(self, exact, rounded)
+        return Enclosure(self, exact, rounded * self._near_one[units])
 
     def exactly(self, number: float) -> Enclosure:
         """A number of the input, which the program has as it is."""
@@ -242,6 +240,11 @@ class Rounding:
         spread = ball.sqrt(ball.sum(m * m for m in moved))
         radius = (spread + 20 * len(matrix) * self.steps * self._unit * size).upper()
         return [Enclosure(self, value, value + self._flint.arb(0, radius)) for value in exact]
+
+    def _together(self, error: arb) -> arb:
+        """Factors 1 + δ with |δ| up to the error, one for each step: ``1 ± ((1 + error)ⁿ − 1)``."""
+        factor: arb = self._flint.arb(1, (self.steps * error.log1p()).expm1().upper())
+        return factor
 
     def _power(self, exponent: int) -> arb:
         power: arb = self._flint.arb(2) ** exponent
