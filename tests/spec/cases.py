@@ -197,7 +197,7 @@ KINDS = {
     "sizes": ("plain", "wide", "zeros"),
     "rows": ("plain", "sharp", "near", "holes"),
     "samples": ("plain", "near"),
-    "matrices": ("plain", "tall", "zeros"),
+    "matrices": ("plain", "tall", "zeros", "few"),
 }
 
 
@@ -218,8 +218,7 @@ def _draw(case: Case, kind: str, shape: tuple[int, ...], generator: torch.Genera
         return torch.randn(*size, generator=generator, dtype=torch.float64)
 
     if case.penalty == "orthogonality":
-        x = normal(*((12, 3) if kind == "tall" else (4, 7)))
-        return x.index_fill(0, torch.tensor(1), 0.0) if kind == "zeros" else x
+        return _matrix(kind, normal)
     if case.penalty == "sampled_kl":
         return -3 - (0.01 if kind == "near" else 1) * normal(*shape).abs()
     if kinds(case) is KINDS["rows"]:
@@ -232,6 +231,13 @@ def _draw(case: Case, kind: str, shape: tuple[int, ...], generator: torch.Genera
             [1.0, 1.0, 0.0, 1.0]
         ).unsqueeze(-1)
     return x
+
+
+def _matrix(kind: str, normal: Any) -> Tensor:
+    if kind == "few":  # a tall matrix whose rows that are not zero are a wide one
+        return normal(6, 4).index_fill(0, torch.tensor([0, 2, 5]), 0.0)
+    x: Tensor = normal(*((12, 3) if kind == "tall" else (4, 7)))
+    return x.index_fill(0, torch.tensor(1), 0.0) if kind == "zeros" else x
 
 
 def _rows_of_logs(kind: str, normal: Any, shape: tuple[int, ...]) -> Tensor:

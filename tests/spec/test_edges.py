@@ -14,7 +14,14 @@ from torch import Tensor
 import equipoise as eq
 from equipoise import spec
 from tests.spec.cases import DISTRIBUTION, MATRIX, SCALED
-from tests.spec.oracle import Case, assert_agrees, assert_gradient_agrees, flatten, rows
+from tests.spec.oracle import (
+    Case,
+    assert_agrees,
+    assert_gradient_agrees,
+    assert_value_agrees,
+    flatten,
+    rows,
+)
 
 P = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
 Q = torch.tensor([[0.5, 0.0, 0.25, 0.25], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
@@ -92,6 +99,16 @@ def test_a_row_in_which_nothing_is_possible_has_no_divergence() -> None:
     other = torch.zeros(1, 3)
     assert eq.kl_divergence(logits, other, from_logits=True).item() == 0.0
     assert spec.kl_divergence(spec.Float(), row, [[0.0, 0.0, 0.0]], from_logits=True) == 0.0
+
+
+def test_a_share_of_the_largest_entropy_counts_the_entries_that_exist() -> None:
+    """Of one, two or three that exist, or none; where no choice is left the share is 0."""
+    support = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0]]).bool()
+    options: dict[str, Any] = {"normalize": True, "from_logits": True, "support": support}
+    case = Case("entropy", {**options, "reduction": "none"}, rows, DISTRIBUTION)
+    logits = torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float64).repeat(4, 1)
+    assert_value_agrees(case, [logits])
+    assert_gradient_agrees(case, [logits])
 
 
 def test_a_floor_holds_up_a_row_in_which_nothing_is_possible() -> None:

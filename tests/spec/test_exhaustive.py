@@ -12,7 +12,9 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec, transforms
+from equipoise.spec.decay import decoupled
 from tests.spec.oracle import HALVES, assert_agrees, entries, flatten, name_of
+from tests.spec.test_transforms import DECOUPLED
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("l1", {"scale": 0.75}),
@@ -25,6 +27,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("sampled_kl", {"estimator": "k1"}),
     ("sampled_kl", {"estimator": "k2"}),
     ("sampled_kl", {"estimator": "k3"}),
+    ("sampled_kl", {"estimator": "k1", "gradient": "k2"}),
 ]
 PAIRED = 0.3
 """What the penalties of two tensors hold every number against."""
@@ -133,6 +136,28 @@ def test_decay_of_every_weight(name: str, options: dict[str, Any], dtype: torch.
     spec.decided(check)
     if name == "add_l1_decay":
         assert out == [options["rate"] * ((x > 0) - (x < 0)) for x in w.tolist()]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("name", "options"), DECAYS, ids=str)
+def test_decoupled_decay_of_every_weight(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """What the optimizer's step leaves of each weight lies in its ball."""
+    weight = torch.nn.Parameter(every(dtype).clone())
+    before = weight.detach().clone()
+    optimizer = torch.optim.SGD([weight], lr=0.3)
+    transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    K = spec.Rounding(name_of(dtype), steps=DECOUPLED)
+
+    def check() -> None:
+        w = entries(K, before)
+        decay = getattr(spec, name)(K, [K.const(0)] * len(w), w, **options)
+        assert_all_agree(weight.detach(), decoupled(K, w, decay, 0.3), dtype)
+
+    spec.decided(check)
 
 
 def alike(found: Iterable[float], expected: Iterable[float]) -> bool:
