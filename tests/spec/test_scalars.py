@@ -33,6 +33,25 @@ def test_rationals_are_exact_and_refuse_what_is_irrational() -> None:
         K.log(THIRD)
 
 
+REALS = [spec.Rational(), spec.Ball(), spec.Rounding("float32")]
+
+
+@pytest.mark.parametrize("K", REALS, ids=lambda K: type(K).__name__)
+def test_what_has_no_real_value_is_refused(K: Any) -> None:
+    """The root of −4, and the logarithms of 0 and −1: no value is made up for them."""
+    with pytest.raises(spec.UnsupportedError, match="-4"):
+        K.sqrt(K.const(-4))
+    for number in (0, -1):
+        with pytest.raises(spec.UnsupportedError, match=str(number)):
+            K.log(K.const(number))
+
+
+def test_a_ball_without_a_bound_admits_nothing() -> None:
+    """1/0 may be anything, which is no agreement."""
+    K = spec.Rounding("float32")
+    assert not (K.exactly(1.0) / K.exactly(0.0)).contains(3.0)
+
+
 def test_eigenvalues_need_balls_beyond_two_by_two() -> None:
     """A closed form up to there; certified enclosures for any symmetric matrix."""
     assert spec.Float().eigenvalues([[2.0, 1.0], [1.0, 2.0]]) == [1.0, 3.0]

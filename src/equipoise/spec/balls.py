@@ -11,7 +11,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from equipoise.spec.formats import FORMATS, Format, optional
-from equipoise.spec.scalars import Decision, Number, UndecidedError, left_fold, sort_by
+from equipoise.spec.scalars import (
+    Decision,
+    Number,
+    UndecidedError,
+    UnsupportedError,
+    left_fold,
+    sort_by,
+)
 
 if TYPE_CHECKING:
     from flint import arb
@@ -82,12 +89,19 @@ class Ball:
         return a.max(b)
 
     def sqrt(self, x: arb, /) -> arb:
+        if x < 0:
+            raise UnsupportedError(f"The root of {x.str(9)} is not real. Use what is not negative.")
+        # A ball around 0 is that of a number whose root is real.
         return x.nonnegative_part().sqrt()
 
     def exp(self, x: arb, /) -> arb:
         return x.exp()
 
     def log(self, x: arb, /) -> arb:
+        if x <= 0:
+            raise UnsupportedError(
+                f"The logarithm of {x.str(9)} is not real. Use what is positive."
+            )
         return x.log()
 
     def sum(self, xs: Iterable[arb], /) -> arb:
@@ -134,8 +148,8 @@ class Enclosure:
         return Enclosure(self.context, -self.exact, -self.rounded)
 
     def contains(self, x: float) -> bool:
-        """Whether a float is one of the admissible results."""
-        return self.rounded.contains(self.context.exactly(x).exact)
+        """Whether a float is one of the admissible results; never where there is no bound."""
+        return self.rounded.is_finite() and self.rounded.contains(self.context.exactly(x).exact)
 
     def once_more(self, name: str) -> Enclosure:
         """Rounded once to another format."""
@@ -213,7 +227,7 @@ class Rounding:
         return self.after(x.exact.exp(), rounded, units=self.elementary, small=True)
 
     def log(self, x: Enclosure, /) -> Enclosure:
-        return self.after(x.exact.log(), x.rounded.log(), units=self.elementary)
+        return self.after(self._ball.log(x.exact), x.rounded.log(), units=self.elementary)
 
     def sum(self, xs: Iterable[Enclosure], /) -> Enclosure:
         terms = list(xs)
