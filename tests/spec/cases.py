@@ -32,8 +32,12 @@ DISTRIBUTION = 8
 # bound Σ|uᵢvᵢ| + 1 up to a factor 4; times the two roundings a product has; twice for x/s.
 COSINE = 16
 # Matrix products may run in any order and fused; 4·H·M is computed as H·M + Hᵀ·M of doubled parts.
-# Unit rows go through x/s. Tall matrices use MᵀM, whose entries are not those of MMᵀ: their sums of
-# squares are equal and of one sign, and what is subtracted (the diagonal) is part of them.
+# Unit rows go through x/s: three roundings a square and two a quotient, for one. Tall matrices use
+# MᵀM, whose entries are not those of MMᵀ: their sums of squares are equal and of one sign, and what
+# is subtracted (the diagonal) is part of them. What spectral adds beside them are (gᵢᵢ − tr/n)²,
+# with two roundings before the square and one after, at most six of gᵢᵢ² + (tr/n)²; and
+# tr²·(1/n − 1/r), with four in each of two parts that are no larger than tr²/r: eight of it, where
+# the definition has two.
 MATRIX = 8
 
 

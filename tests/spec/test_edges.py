@@ -90,6 +90,26 @@ def test_nothing_has_the_same_value_in_both(name: str) -> None:
     assert flatten([slopes]) == []
 
 
+BY_ROW = ("kl_divergence", "js_divergence", "entropy")
+MASKED = sorted(set(EMPTY) - {"output_magnitude", "orthogonality"})
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_that_keeps_nothing_leaves_nothing(name: str) -> None:
+    """The mean is 0 in both, and nothing moves it, not even what is no number."""
+    leaves = [torch.full((2, 3), torch.nan, requires_grad=True) for _ in range(EMPTY[name][1])]
+    mask = torch.zeros((2,) if name in BY_ROW else (2, 3), dtype=torch.bool)
+    value = getattr(eq, name)(*leaves, reduction="mean", mask=mask)
+    value.backward()
+    nested = name in BY_ROW or name == "consistency"
+    data = [[[1.0] * 3] * 2 if nested else [1.0] * 6 for _ in leaves]
+    options: dict[str, Any] = {"reduction": "mean", "mask": mask.flatten().tolist()}
+    slopes = getattr(spec, f"{name}_grad")(spec.Float(), *data, **options)
+    assert value.item() == getattr(spec, name)(spec.Float(), *data, **options) == 0.0
+    assert not any(flatten([slopes]))
+    assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves)
+
+
 def test_a_row_in_which_nothing_is_possible_has_no_divergence() -> None:
     """Between normalised rows it counts as 0, and moves nothing."""
     logits = torch.full((1, 3), -torch.inf)
