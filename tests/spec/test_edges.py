@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -133,14 +132,15 @@ def test_a_share_of_the_largest_entropy_counts_the_entries_that_exist() -> None:
 
 def test_a_floor_holds_up_a_row_in_which_nothing_is_possible() -> None:
     """KL from two equal parts to nothing, held at −3, is 3 − ln 2."""
-    value = eq.kl_divergence(
-        torch.zeros(1, 2), torch.full((1, 2), -torch.inf), from_logits=True, floor=-3.0
-    )
-    exact = spec.kl_divergence(
-        spec.Float(), [[0.0, 0.0]], [[None, None]], from_logits=True, floor=-3
-    )
-    assert exact == pytest.approx(3 - math.log(2))
-    assert value.item() == pytest.approx(exact, rel=1e-6)
+    case = Case("kl_divergence", {"from_logits": True, "floor": -3.0}, rows, DISTRIBUTION, 2)
+    for dtype in (torch.float64, torch.float32):
+        equal, nothing = torch.zeros(1, 2, dtype=dtype), torch.full((1, 2), -torch.inf, dtype=dtype)
+        assert_value_agrees(case, [equal, nothing])
+        assert_gradient_agrees(case, [equal, nothing])
+    K = spec.Ball()
+    exact: Any = spec.kl_divergence(K, [[K.const(0)] * 2], [[None] * 2], from_logits=True, floor=-3)
+    assert exact.overlaps(K.const(3) - K.log(K.const(2)))
+    assert exact.rad() < 2**-40
 
 
 @pytest.mark.parametrize("name", ["l1", "l2", "elastic_net"])

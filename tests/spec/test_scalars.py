@@ -58,8 +58,9 @@ def test_eigenvalues_need_balls_beyond_two_by_two() -> None:
     with pytest.raises(spec.UnsupportedError, match="3×3"):
         spec.Float().eigenvalues([[1.0] * 3] * 3)
     matrix = [[arb(int(i == j) * (i + 1)) for j in range(3)] for i in range(3)]
-    found = sorted(float(v.mid()) for v in spec.Ball().eigenvalues(matrix))
-    assert found == pytest.approx([1.0, 2.0, 3.0])
+    found = sorted(spec.Ball().eigenvalues(matrix), key=lambda v: float(v.mid()))
+    assert all(v.contains(i + 1) and v.rad() < 2**-40 for i, v in enumerate(found))
+    assert len(found) == 3
 
 
 def test_a_comparison_that_balls_cannot_decide_is_raised_until_it_can() -> None:
@@ -150,9 +151,8 @@ def test_floats_and_rationals_and_balls_agree(xs: list[Fraction], pct: int) -> N
     """One definition over three kinds of number."""
     exact = spec.clip_by_percentile(spec.Rational(), xs, pct)
     ball = spec.Ball()
-    assert spec.clip_by_percentile(spec.Float(), [float(x) for x in xs], pct) == pytest.approx(
-        [float(x) for x in exact]
-    )
+    found = spec.clip_by_percentile(spec.Float(), [float(x) for x in xs], pct)
+    assert found == [float(x) for x in exact]
     squares = spec.l2(spec.Rational(), xs, center="mean", reduction="mean")
     enclosed: Any = spec.l2(ball, [ball.const(x) for x in xs], center="mean", reduction="mean")
     assert enclosed.overlaps(ball.const(squares))  # type: ignore[arg-type]
