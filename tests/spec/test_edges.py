@@ -12,12 +12,13 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec
-from tests.spec.cases import DISTRIBUTION, MATRIX, SCALED
+from tests.spec.cases import COSINE, DISTRIBUTION, MATRIX, SCALED
 from tests.spec.oracle import (
     Case,
     assert_agrees,
     assert_gradient_agrees,
     assert_value_agrees,
+    entries,
     flatten,
     rows,
 )
@@ -87,6 +88,37 @@ def test_nothing_has_the_same_value_in_both(name: str) -> None:
     assert getattr(eq, name)(*[torch.empty(shape)] * inputs).item() == value
     slopes = getattr(spec, f"{name}_grad")(spec.Float(), *data)
     assert flatten([slopes]) == []
+
+
+KINKED = torch.tensor([[0.75, -0.75, 0.0, -0.0, 1.0, -2.0]], dtype=torch.float64)
+HALVED = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+HELD = torch.tensor([[-1.0, -2.0, -0.75]], dtype=torch.float64)
+KINKS: list[tuple[str, dict[str, Any], list[Tensor]]] = [
+    ("l2", {"clip": 0.75}, [KINKED]),
+    ("l2", {"clip": 0.75, "clip_mode": "huber"}, [KINKED]),
+    ("consistency", {"metric": "l1"}, [KINKED, KINKED.flip(1)]),
+    ("consistency", {"metric": "cosine"}, [KINKED, KINKED]),
+    ("consistency", {"metric": "cosine"}, [KINKED, -KINKED]),
+    ("consistency", {"metric": "cosine"}, [KINKED, 0 * KINKED]),
+    ("consistency", {"metric": "kl"}, [HALVED, HALVED]),
+    ("kl_divergence", {}, [HALVED, HALVED]),
+    ("kl_divergence", {"floor": -2.0}, [HALVED, HELD]),
+    ("js_divergence", {}, [HALVED, HALVED]),
+    ("output_magnitude", {"dim": -1, "target": 0.0}, [0 * KINKED]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "options", "inputs"), KINKS)
+def test_at_a_kink_both_take_the_same_side(
+    name: str, options: dict[str, Any], inputs: list[Tensor], dtype: torch.dtype
+) -> None:
+    """At a bound itself, at 0, and where two inputs are equal or opposite."""
+    layout = entries if name == "l2" else rows
+    case = Case(name, options, layout, COSINE, inputs=len(inputs))
+    tensors = [x.to(dtype) for x in inputs]
+    assert_value_agrees(case, tensors)
+    assert_gradient_agrees(case, tensors)
 
 
 BY_ROW = ("kl_divergence", "js_divergence", "entropy")
