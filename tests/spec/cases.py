@@ -32,8 +32,12 @@ DISTRIBUTION = 8
 # bound Σ|uᵢvᵢ| + 1 up to a factor 4; times the two roundings a product has; twice for x/s.
 COSINE = 16
 # Matrix products may run in any order and fused; 4·H·M is computed as H·M + Hᵀ·M of doubled parts.
-# Unit rows go through x/s. Tall matrices use MᵀM, whose entries are not those of MMᵀ: their sums of
-# squares are equal and of one sign, and what is subtracted (the diagonal) is part of them.
+# Unit rows go through x/s: three roundings a square and two a quotient, for one. Tall matrices use
+# MᵀM, whose entries are not those of MMᵀ: their sums of squares are equal and of one sign, and what
+# is subtracted (the diagonal) is part of them. What spectral adds beside them are (gᵢᵢ − tr/n)²,
+# with two roundings before the square and one after, at most six of gᵢᵢ² + (tr/n)²; and
+# tr²·(1/n − 1/r), with four in each of two parts that are no larger than tr²/r: eight of it, where
+# the definition has two.
 MATRIX = 8
 
 
@@ -197,7 +201,7 @@ KINDS = {
     "sizes": ("plain", "wide", "zeros"),
     "rows": ("plain", "sharp", "near", "holes"),
     "samples": ("plain", "near"),
-    "matrices": ("plain", "tall", "zeros"),
+    "matrices": ("plain", "tall", "zeros", "few"),
 }
 
 
@@ -218,8 +222,7 @@ def _draw(case: Case, kind: str, shape: tuple[int, ...], generator: torch.Genera
         return torch.randn(*size, generator=generator, dtype=torch.float64)
 
     if case.penalty == "orthogonality":
-        x = normal(*((12, 3) if kind == "tall" else (4, 7)))
-        return x.index_fill(0, torch.tensor(1), 0.0) if kind == "zeros" else x
+        return _matrix(kind, normal)
     if case.penalty == "sampled_kl":
         return -3 - (0.01 if kind == "near" else 1) * normal(*shape).abs()
     if kinds(case) is KINDS["rows"]:
@@ -232,6 +235,13 @@ def _draw(case: Case, kind: str, shape: tuple[int, ...], generator: torch.Genera
             [1.0, 1.0, 0.0, 1.0]
         ).unsqueeze(-1)
     return x
+
+
+def _matrix(kind: str, normal: Any) -> Tensor:
+    if kind == "few":  # a tall matrix whose rows that are not zero are a wide one
+        return normal(6, 4).index_fill(0, torch.tensor([0, 2, 5]), 0.0)
+    x: Tensor = normal(*((12, 3) if kind == "tall" else (4, 7)))
+    return x.index_fill(0, torch.tensor(1), 0.0) if kind == "zeros" else x
 
 
 def _rows_of_logs(kind: str, normal: Any, shape: tuple[int, ...]) -> Tensor:

@@ -35,6 +35,24 @@ def test_four_thousand_entries_in_float64(name: str) -> None:
     assert_gradient_agrees(CASES[name], tensors)
 
 
+# What is laid out by the shape of the input, or whose masks have one of their own, stays apart.
+ANY_SHAPE = [
+    case
+    for case in CASES.values()
+    if case.penalty != "orthogonality"
+    and not any(isinstance(option, torch.Tensor) for option in case.options.values())
+]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("case", ANY_SHAPE, ids=lambda case: case.id)
+def test_one_number_and_three_dimensions(case: Case, shape: tuple[int, ...]) -> None:
+    """A row of one entry is a row, and rows lie along the last dimension of however many."""
+    tensors = draw(case, "plain", torch.float64, shape)
+    assert_value_agrees(case, tensors)
+    assert_gradient_agrees(case, tensors)
+
+
 def numbers(width: int, largest: float) -> st.SearchStrategy[float]:
     """Any float of a width, up to a size whose square does not overflow; also very small ones."""
     return st.floats(-largest, largest, width=width, allow_nan=False, allow_subnormal=True)

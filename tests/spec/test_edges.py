@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -13,8 +12,16 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec
-from tests.spec.cases import DISTRIBUTION, MATRIX, SCALED
-from tests.spec.oracle import Case, assert_agrees, assert_gradient_agrees, flatten, rows
+from tests.spec.cases import COSINE, DISTRIBUTION, MATRIX, SCALED
+from tests.spec.oracle import (
+    Case,
+    assert_agrees,
+    assert_gradient_agrees,
+    assert_value_agrees,
+    entries,
+    flatten,
+    rows,
+)
 
 P = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
 Q = torch.tensor([[0.5, 0.0, 0.25, 0.25], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
@@ -83,6 +90,57 @@ def test_nothing_has_the_same_value_in_both(name: str) -> None:
     assert flatten([slopes]) == []
 
 
+KINKED = torch.tensor([[0.75, -0.75, 0.0, -0.0, 1.0, -2.0]], dtype=torch.float64)
+HALVED = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+HELD = torch.tensor([[-1.0, -2.0, -0.75]], dtype=torch.float64)
+KINKS: list[tuple[str, dict[str, Any], list[Tensor]]] = [
+    ("l2", {"clip": 0.75}, [KINKED]),
+    ("l2", {"clip": 0.75, "clip_mode": "huber"}, [KINKED]),
+    ("consistency", {"metric": "l1"}, [KINKED, KINKED.flip(1)]),
+    ("consistency", {"metric": "cosine"}, [KINKED, KINKED]),
+    ("consistency", {"metric": "cosine"}, [KINKED, -KINKED]),
+    ("consistency", {"metric": "cosine"}, [KINKED, 0 * KINKED]),
+    ("consistency", {"metric": "kl"}, [HALVED, HALVED]),
+    ("kl_divergence", {}, [HALVED, HALVED]),
+    ("kl_divergence", {"floor": -2.0}, [HALVED, HELD]),
+    ("js_divergence", {}, [HALVED, HALVED]),
+    ("output_magnitude", {"dim": -1, "target": 0.0}, [0 * KINKED]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("name", "options", "inputs"), KINKS)
+def test_at_a_kink_both_take_the_same_side(
+    name: str, options: dict[str, Any], inputs: list[Tensor], dtype: torch.dtype
+) -> None:
+    """At a bound itself, at 0, and where two inputs are equal or opposite."""
+    layout = entries if name == "l2" else rows
+    case = Case(name, options, layout, COSINE, inputs=len(inputs))
+    tensors = [x.to(dtype) for x in inputs]
+    assert_value_agrees(case, tensors)
+    assert_gradient_agrees(case, tensors)
+
+
+BY_ROW = ("kl_divergence", "js_divergence", "entropy")
+MASKED = sorted(set(EMPTY) - {"output_magnitude", "orthogonality"})
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_that_keeps_nothing_leaves_nothing(name: str) -> None:
+    """The mean is 0 in both, and nothing moves it, not even what is no number."""
+    leaves = [torch.full((2, 3), torch.nan, requires_grad=True) for _ in range(EMPTY[name][1])]
+    mask = torch.zeros((2,) if name in BY_ROW else (2, 3), dtype=torch.bool)
+    value = getattr(eq, name)(*leaves, reduction="mean", mask=mask)
+    value.backward()
+    nested = name in BY_ROW or name == "consistency"
+    data = [[[1.0] * 3] * 2 if nested else [1.0] * 6 for _ in leaves]
+    options: dict[str, Any] = {"reduction": "mean", "mask": mask.flatten().tolist()}
+    slopes = getattr(spec, f"{name}_grad")(spec.Float(), *data, **options)
+    assert value.item() == getattr(spec, name)(spec.Float(), *data, **options) == 0.0
+    assert not any(flatten([slopes]))
+    assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves)
+
+
 def test_a_row_in_which_nothing_is_possible_has_no_divergence() -> None:
     """Between normalised rows it counts as 0, and moves nothing."""
     logits = torch.full((1, 3), -torch.inf)
@@ -94,16 +152,27 @@ def test_a_row_in_which_nothing_is_possible_has_no_divergence() -> None:
     assert spec.kl_divergence(spec.Float(), row, [[0.0, 0.0, 0.0]], from_logits=True) == 0.0
 
 
+def test_a_share_of_the_largest_entropy_counts_the_entries_that_exist() -> None:
+    """Of one, two or three that exist, or none; where no choice is left the share is 0."""
+    support = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0]]).bool()
+    options: dict[str, Any] = {"normalize": True, "from_logits": True, "support": support}
+    case = Case("entropy", {**options, "reduction": "none"}, rows, DISTRIBUTION)
+    logits = torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float64).repeat(4, 1)
+    assert_value_agrees(case, [logits])
+    assert_gradient_agrees(case, [logits])
+
+
 def test_a_floor_holds_up_a_row_in_which_nothing_is_possible() -> None:
     """KL from two equal parts to nothing, held at −3, is 3 − ln 2."""
-    value = eq.kl_divergence(
-        torch.zeros(1, 2), torch.full((1, 2), -torch.inf), from_logits=True, floor=-3.0
-    )
-    exact = spec.kl_divergence(
-        spec.Float(), [[0.0, 0.0]], [[None, None]], from_logits=True, floor=-3
-    )
-    assert exact == pytest.approx(3 - math.log(2))
-    assert value.item() == pytest.approx(exact, rel=1e-6)
+    case = Case("kl_divergence", {"from_logits": True, "floor": -3.0}, rows, DISTRIBUTION, 2)
+    for dtype in (torch.float64, torch.float32):
+        equal, nothing = torch.zeros(1, 2, dtype=dtype), torch.full((1, 2), -torch.inf, dtype=dtype)
+        assert_value_agrees(case, [equal, nothing])
+        assert_gradient_agrees(case, [equal, nothing])
+    K = spec.Ball()
+    exact: Any = spec.kl_divergence(K, [[K.const(0)] * 2], [[None] * 2], from_logits=True, floor=-3)
+    assert exact.overlaps(K.const(3) - K.log(K.const(2)))
+    assert exact.rad() < 2**-40
 
 
 @pytest.mark.parametrize("name", ["l1", "l2", "elastic_net"])

@@ -12,7 +12,9 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec, transforms
+from equipoise.spec.decay import decoupled
 from tests.spec.oracle import HALVES, assert_agrees, entries, flatten, name_of
+from tests.spec.test_transforms import DECOUPLED
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("l1", {"scale": 0.75}),
@@ -25,6 +27,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("sampled_kl", {"estimator": "k1"}),
     ("sampled_kl", {"estimator": "k2"}),
     ("sampled_kl", {"estimator": "k3"}),
+    ("sampled_kl", {"estimator": "k1", "gradient": "k2"}),
 ]
 PAIRED = 0.3
 """What the penalties of two tensors hold every number against."""
@@ -135,6 +138,28 @@ def test_decay_of_every_weight(name: str, options: dict[str, Any], dtype: torch.
         assert out == [options["rate"] * ((x > 0) - (x < 0)) for x in w.tolist()]
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("name", "options"), DECAYS, ids=str)
+def test_decoupled_decay_of_every_weight(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """What the optimizer's step leaves of each weight lies in its ball."""
+    weight = torch.nn.Parameter(every(dtype).clone())
+    before = weight.detach().clone()
+    optimizer = torch.optim.SGD([weight], lr=0.3)
+    transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    K = spec.Rounding(name_of(dtype), steps=DECOUPLED)
+
+    def check() -> None:
+        w = entries(K, before)
+        decay = getattr(spec, name)(K, [K.const(0)] * len(w), w, **options)
+        assert_all_agree(weight.detach(), decoupled(K, w, decay, 0.3), dtype)
+
+    spec.decided(check)
+
+
 def alike(found: Iterable[float], expected: Iterable[float]) -> bool:
     """Whether all are equal, NaN to NaN."""
     pairs = zip(found, expected, strict=True)
@@ -149,13 +174,17 @@ def test_what_is_no_number_follows_the_same_formulas(dtype: torch.dtype) -> None
     numbers = x.tolist()
     sizes = [abs(v) for v in numbers]
     assert len(every(dtype)) + len(x) == 1 << 16
-    for name, options in RULES[:1] + RULES[1:2] + RULES[3:5]:
-        value = getattr(eq, name)(x, reduction="none", **options)
-        assert alike(value.tolist(), sizes)
+    for name, options in [rule for rule in RULES if rule[0] != "sampled_kl"]:
+        tensors = [x, torch.full_like(x, PAIRED)] if name == "consistency" else [x]
+        value = getattr(eq, name)(*tensors, reduction="none", **options)
+        held = options == {"clip": 0.7}
+        most = [v if math.isnan(v) else torch.tensor(0.7).square().item() for v in sizes]
+        assert alike(value.tolist(), most if held else sizes)
     clamped = [v if math.isnan(v) else 40.0 if v > 0 else -1.5 for v in numbers]
     assert alike(once(transforms.clip_by_value(-1.5, 40.0), x), clamped)
     # The sign of NaN is 0, as torch has it; such a weight is NaN whatever is added.
     signs = [0.0 if math.isnan(v) else math.copysign(0.25, v) for v in numbers]
     zeros = torch.zeros_like(x)
     assert alike(once(transforms.add_l1_decay(0.25), zeros, x), signs)
-    assert alike(once(transforms.add_l2_decay(0.25), zeros, x), numbers)
+    for decay in (transforms.add_l2_decay(0.25), transforms.add_elastic_net_decay(0.25)):
+        assert alike(once(decay, zeros, x), numbers)

@@ -35,6 +35,15 @@ def test_a_fault_that_does_no_harm_is_not_found() -> None:
     assert not found(harmless)
 
 
+def test_an_assertion_elsewhere_is_no_agreement_that_broke() -> None:
+    """What fails inside a library, or inside the fault, is not taken for an agreement's answer."""
+    first = MUTANTS[0]
+    crash = "raise AssertionError('a crash')\n    return 1.0 * scale *"
+    crashing = Mutant("a crash", first.function, first.old, crash, first.agreement)
+    with pytest.raises(AssertionError, match="a crash"):
+        found(crashing)
+
+
 def test_a_fault_whose_place_is_gone_is_an_error() -> None:
     """A text that is no longer there, or is there twice, has to be brought up to date."""
     gone = Mutant("nothing", MUTANTS[0].function, "no such text", "", MUTANTS[0].agreement)

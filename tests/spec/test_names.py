@@ -98,6 +98,6 @@ def test_the_spec_needs_neither_torch_nor_numpy_nor_its_own_package() -> None:
         "25.0",
         (
             "The exact layer needs `flint` for this, which is not installed. "
-            "Use `pip install equipoise[spec]`."
+            "Use `pip install 'equipoise[spec]'`."
         ),
     ]

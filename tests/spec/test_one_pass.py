@@ -15,7 +15,7 @@ from torch import Tensor
 import equipoise as eq
 from equipoise import Pipeline, Term, _fast, _one_pass, spec
 from equipoise.spec.sums import length
-from equipoise.spec.tracking import total_gradient
+from equipoise.spec.tracking import signed_shares, total_gradient
 from tests.compiled.beside import serves
 from tests.spec.cases import ROW_WEIGHTS, SOME_ENTRIES, SOME_ROWS, cases, draw, kinds
 from tests.spec.oracle import (
@@ -231,7 +231,7 @@ def pipeline_of_terms() -> Pipeline:
 
 
 def assert_all_terms_agree(pipeline: Pipeline, dtype: torch.dtype) -> None:
-    """The total, the summed gradient, and the norms of all terms and of the whole."""
+    """The total, the summed gradient, the norms of all terms and of the whole, and the shares."""
     x, y = draw(FUSED[-1], "plain", dtype)
     leaf = x.clone().requires_grad_()
     result = pipeline(x=leaf, y=y, track="gram")
@@ -254,16 +254,25 @@ def assert_all_terms_agree(pipeline: Pipeline, dtype: torch.dtype) -> None:
         assert leaf.grad is not None
         assert_agrees(leaf.grad, cut_to(dtype, total), dtype)
         assert length(K, total).contains(figures["total_grad_norm"])
+        shares = signed_shares(K, list(weights.values()), list(slopes.values()))
+        for key, share in zip(TERMS, shares, strict=True):
+            assert share.contains(result.gradients.shares[key].item()), key
         assert_agrees(result.total, [K.sum(weights[key] * values[key] for key in TERMS)])
 
     spec.decided(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_all_terms_differentiated_one_by_one_agree(dtype: torch.dtype) -> None:
+    """Values, the total, the summed gradient, every norm and every share."""
+    assert_all_terms_agree(pipeline_of_terms(), dtype)
 
 
 # In half precision each term's gradient is rounded before they are added, as autograd does it.
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_all_terms_in_one_compiled_function_agree(dtype: torch.dtype, caplog: Log) -> None:
-    """Values, the total, the summed gradient and every norm."""
+    """Values, the total, the summed gradient, every norm and every share."""
     with serves(caplog):
         assert_all_terms_agree(pipeline_of_terms().compiled(), dtype)
 
@@ -272,7 +281,7 @@ def test_all_terms_in_one_compiled_function_agree(dtype: torch.dtype, caplog: Lo
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_all_terms_in_one_pass_of_the_kernels_agree(dtype: torch.dtype, caplog: Log) -> None:
-    """Values, the total, the summed gradient and every norm."""
+    """Values, the total, the summed gradient, every norm and every share."""
     with serves(caplog):
         assert_all_terms_agree(pipeline_of_terms(), dtype)
 

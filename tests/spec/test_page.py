@@ -50,7 +50,9 @@ def test_the_program_prints_the_page_or_refuses(capsys: pytest.CaptureFixture[st
     assert program.main(["page"]) == 0
     assert capsys.readouterr().out == page()
     assert program.main(["pages"]) == 2
-    assert "must be 'page' or nothing" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "The argument must be 'page' or nothing, got 'pages'. Use `python -m equipoise.spec`.\n"
+    )
 
 
 def test_a_missing_library_is_named_with_its_extra(
@@ -62,7 +64,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert program.main([]) == 2
     assert capsys.readouterr().err == (
         "The exact layer needs `z3` for this, which is not installed. "
-        "Use `pip install equipoise[spec]`.\n"
+        "Use `pip install 'equipoise[spec]'`.\n"
     )
 
 

@@ -24,7 +24,7 @@ from equipoise.spec.proofs import (
     summation,
     tracking,
 )
-from equipoise.spec.proofs.statement import Statement, Theorem, judge
+from equipoise.spec.proofs.statement import Statement, Theorem, induction, judge
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import magnitude, square
 from equipoise.spec.symbols import Symbols
@@ -54,7 +54,7 @@ def test_every_theorem_is_claimed() -> None:
 
 
 def test_faulty_proofs_are_seen() -> None:
-    """Nothing satisfies the hypotheses, the statement is false, or a mutant is true: all told."""
+    """No hypothesis can be, the statement is false, or its base, or a mutant is true: all told."""
 
     def empty(K: Symbols) -> Statement:
         return Statement([K.real("x") > K.real("x")], K.real("x") > 0)
@@ -62,11 +62,21 @@ def test_faulty_proofs_are_seen() -> None:
     def false(K: Symbols) -> Statement:
         return Statement([], K.real("x") > 0)
 
+    def baseless(K: Symbols) -> Statement:
+        S, x = K.real("S"), K.real("x")
+        return induction(K, lambda S: S >= 1, [S], [S + x * x])
+
+    def stepless(K: Symbols) -> Statement:
+        S, x = K.real("S"), K.real("x")
+        return induction(K, lambda S: S >= 0, [S], [S + x])
+
     def true(K: Symbols) -> Statement:
         return Statement([], K.real("x") * K.real("x") >= 0)
 
     assert Theorem("", "", [empty]).faults() == ["empty: no numbers satisfy the hypotheses"]
     assert Theorem("", "", [false]).faults() == ["false: refuted"]
+    assert Theorem("", "", [baseless]).faults() == ["baseless: refuted"]
+    assert Theorem("", "", [stepless]).faults() == ["stepless: refuted"]
     assert Theorem("", "", [true], {"nothing": true}).faults() == ["mutant with nothing: proved"]
     assert Theorem("", "", [true], {"a sign": false}).faults() == []
 

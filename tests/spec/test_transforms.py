@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise import spec, transforms
 from equipoise.spec.decay import decoupled
+from equipoise.spec.percentile import rank
 from equipoise.spec.sums import length
 from tests.spec.oracle import HALVES, assert_agrees, computed_in, entries, flatten, name_of, rows
 
@@ -177,7 +178,7 @@ def test_clip_by_value_is_exact(dtype: torch.dtype) -> None:
         assert joined(out).tolist() == exact
 
 
-PERCENTAGES: Sequence[int] = range(101)
+PERCENTAGES: Sequence[int] = range(102)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
@@ -201,7 +202,7 @@ def test_clip_by_percentile_of_many_entries(scope: Any) -> None:
         assert joined(out).tolist() == flatten(exact)
 
 
-@pytest.mark.parametrize("percent", [0, 10, 50, 100, 29.5])
+@pytest.mark.parametrize("percent", [0, 10, 50, 100, 29.5, 66.75])
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_clip_by_norm_history(percent: float, dtype: torch.dtype) -> None:
     """The limit is the percentile of the last lengths, this one among them."""
@@ -219,6 +220,17 @@ def test_clip_by_norm_history(percent: float, dtype: torch.dtype) -> None:
                 K, entries(K, g), [K.exactly(x) for x in norms], percent
             ),
         )
+
+
+@pytest.mark.parametrize("percent", [0.6, 2.4, 66.7, 29.0, 99.99, 29])
+def test_a_percentile_of_many_norms_has_the_exact_rank(percent: float) -> None:
+    """The last of 1, 2, … n norms is clipped to the norm of that rank: 2.4 is less than 24/10."""
+    transform = transforms.clip_by_norm_history(percent, window=600)
+    params = [torch.zeros(1, dtype=torch.float64)]
+    state = transform.init(params)
+    for n in range(1, 601):
+        (out,), state = transform.update([torch.tensor([float(n)])], state, params)
+        assert round(out.item()) == rank(n, percent) + 1, n
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
@@ -297,6 +309,11 @@ def test_decay(name: str, options: dict[str, float], dtype: torch.dtype) -> None
     spec.decided(check)
 
 
+# w·(1 − η·r·b) − η·r·a·sign: the factor of the decay is made of up to three products, and the
+# difference from 1 is rounded at the size of w. The two parts are taken one after the other.
+DECOUPLED = 3
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize(("name", "options"), DECAYS)
 def test_decoupled_decay(name: str, options: dict[str, float], dtype: torch.dtype) -> None:
@@ -307,9 +324,7 @@ def test_decoupled_decay(name: str, options: dict[str, float], dtype: torch.dtyp
     transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
-    # w·(1 − η·r·b) − η·r·a·sign: the factor of the decay is made of up to three products, and the
-    # difference from 1 is rounded at the size of w. The two parts are taken one after the other.
-    K = spec.Rounding(name_of(dtype), steps=3)
+    K = spec.Rounding(name_of(dtype), steps=DECOUPLED)
 
     def check() -> None:
         w = entries(K, before)

@@ -15,7 +15,12 @@ def main(arguments: list[str]) -> int:
         print(page(), end="")
         return 0
     if arguments:
-        print("The argument must be 'page' or nothing, got", *arguments, file=sys.stderr)
+        given = " ".join(arguments)
+        print(
+            f"The argument must be 'page' or nothing, got {given!r}. "
+            "Use `python -m equipoise.spec`.",
+            file=sys.stderr,
+        )
         return 2
     try:
         return _check_all()

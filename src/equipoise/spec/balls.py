@@ -11,7 +11,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from equipoise.spec.formats import FORMATS, Format, optional
-from equipoise.spec.scalars import Decision, Number, UndecidedError, left_fold, sort_by
+from equipoise.spec.scalars import (
+    Decision,
+    Number,
+    UndecidedError,
+    UnsupportedError,
+    left_fold,
+    sort_by,
+)
 
 if TYPE_CHECKING:
     from flint import arb
@@ -82,12 +89,19 @@ class Ball:
         return a.max(b)
 
     def sqrt(self, x: arb, /) -> arb:
+        if x < 0:
+            raise UnsupportedError(f"The root of {x.str(9)} is not real. Use what is not negative.")
+        # A ball around 0 is that of a number whose root is real.
         return x.nonnegative_part().sqrt()
 
     def exp(self, x: arb, /) -> arb:
         return x.exp()
 
     def log(self, x: arb, /) -> arb:
+        if x <= 0:
+            raise UnsupportedError(
+                f"The logarithm of {x.str(9)} is not real. Use what is positive."
+            )
         return x.log()
 
     def sum(self, xs: Iterable[arb], /) -> arb:
@@ -134,8 +148,8 @@ class Enclosure:
         return Enclosure(self.context, -self.exact, -self.rounded)
 
     def contains(self, x: float) -> bool:
-        """Whether a float is one of the admissible results."""
-        return self.rounded.contains(self.context.exactly(x).exact)
+        """Whether a float is one of the admissible results; never where there is no bound."""
+        return self.rounded.is_finite() and self.rounded.contains(self.context.exactly(x).exact)
 
     def once_more(self, name: str) -> Enclosure:
         """Rounded once to another format."""
@@ -165,18 +179,16 @@ class Rounding:
         self.steps = steps
         self._flint = optional("flint")
         self._ball = Ball()
-        unit = self._power(-self.format.digits)
-        self._unit = unit
-        self._near_one = {k: self._flint.arb(1, k * steps * unit) for k in (1, self.elementary)}
+        self._unit = self._power(-self.format.digits)
+        self._near_one = {k: self._together(k * self._unit) for k in (1, self.elementary)}
         self._near_zero = self._flint.arb(0, steps * self._power(self.format.lowest - 1))
         self._normal = self._power(self.format.lowest + self.format.digits)
 
     def after(self, exact: arb, rounded: arb, *, units: int = 1, small: bool = False) -> Enclosure:
         """The result of one operation; ``small`` if it can fall below the format's numbers."""
-        rounded = rounded * self._near_one[units]
         if small and not abs(rounded) > self._normal and not rounded.is_zero():
             rounded = rounded + self._near_zero
-        return Enclosure(self, exact, rounded)
+        return Enclosure(self, exact, rounded * self._near_one[units])
 
     def exactly(self, number: float) -> Enclosure:
         """A number of the input, which the program has as it is."""
@@ -215,7 +227,7 @@ class Rounding:
         return self.after(x.exact.exp(), rounded, units=self.elementary, small=True)
 
     def log(self, x: Enclosure, /) -> Enclosure:
-        return self.after(x.exact.log(), x.rounded.log(), units=self.elementary)
+        return self.after(self._ball.log(x.exact), x.rounded.log(), units=self.elementary)
 
     def sum(self, xs: Iterable[Enclosure], /) -> Enclosure:
         terms = list(xs)
@@ -242,6 +254,11 @@ class Rounding:
         spread = ball.sqrt(ball.sum(m * m for m in moved))
         radius = (spread + 20 * len(matrix) * self.steps * self._unit * size).upper()
         return [Enclosure(self, value, value + self._flint.arb(0, radius)) for value in exact]
+
+    def _together(self, error: arb) -> arb:
+        """Factors 1 + δ with |δ| up to the error, one for each step: ``1 ± ((1 + error)ⁿ − 1)``."""
+        factor: arb = self._flint.arb(1, (self.steps * error.log1p()).expm1().upper())
+        return factor
 
     def _power(self, exponent: int) -> arb:
         power: arb = self._flint.arb(2) ** exponent

@@ -103,7 +103,14 @@ def checked_by_tests() -> list[Claim]:
         Claim(
             "compiled pipelines agree with the same definitions",
             "certified",
-            "every option that gives a number in float64; every penalty in float32 and bfloat16",
+            "float64: every option that gives a number; float32, bfloat16: every penalty; gradient "
+            "penalties are compiled by themselves, in float64",
+            "tests/spec/test_one_pass.py",
+        ),
+        Claim(
+            "tracked terms have the gradients, norms and signed shares of the definitions",
+            "certified",
+            "six terms on one input, float64, float32; plain, compiled and by the kernels",
             "tests/spec/test_one_pass.py",
         ),
         Claim(
@@ -127,7 +134,8 @@ def checked_by_tests() -> list[Claim]:
         Claim(
             "every derivative in the spec is that of the value beside it",
             "certified",
-            "every option, random directions",
+            "every option but `gradient` and `stop_gradient`, random directions; srip: two "
+            "singular values",
             "tests/spec/test_derivatives.py",
         ),
         Claim(
@@ -168,6 +176,12 @@ def believed() -> list[Claim]:
     return [
         Claim("what holds of a sum by induction holds of every list", "believed", "", "induction"),
         Claim("z3, arb and sympy answer truly", "believed", "", "their authors"),
+        Claim(
+            "where the definition has one rounding the runtime has no more than were counted",
+            "believed",
+            "the steps of each ball, counted by hand beside it",
+            "tests/spec/cases.py",
+        ),
         Claim(
             "roots, exponentials and logarithms are within 2 ulp",
             "believed",

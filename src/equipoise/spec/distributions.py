@@ -25,7 +25,12 @@ def log_softmax(K: Scalars[T], row: Row[T]) -> list[T | None]:
     for x in finite[1:]:
         largest = K.max(largest, x)
     log_sum = K.log(K.sum(K.exp(x - largest) for x in finite))
-    return [None if x is None else x - largest - log_sum for x in row]
+    return [None if x is None else normalized(K, x, largest, log_sum) for x in row]
+
+
+def normalized(K: Scalars[T], x: T, largest: T, log_sum: T) -> T:  # noqa: ARG001 — as all rules
+    """The logarithm of ``exp(x − m)/Σ exp(xᵢ − m)``, from that of the sum."""
+    return x - largest - log_sum
 
 
 def log_softmax_grad(K: Scalars[T], row: Row[T], upstream: Sequence[T]) -> list[T]:

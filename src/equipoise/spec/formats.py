@@ -50,7 +50,7 @@ def optional(module: str) -> Any:  # noqa: ANN401 — a module is whatever it ho
     except ImportError as error:
         raise ImportError(
             f"The exact layer needs `{module}` for this, which is not installed. "
-            "Use `pip install equipoise[spec]`."
+            "Use `pip install 'equipoise[spec]'`."
         ) from error
 
 

@@ -43,7 +43,7 @@ HEAD = """# Definitions and claims
 Each quantity is defined once, in plain Python over any scalar (`equipoise.spec`), and the fast code
 is checked against it. This page is written from those definitions, by
 `python -m equipoise.spec page`; a test holds it to them. `python -m equipoise.spec` prints the
-claims and checks them again, and `make spec` runs every check.
+claims and checks them again (install `'equipoise[spec]'`), and `make spec` runs every check.
 
 - **proved**: for all real numbers, through the same functions, by z3 and an induction over the
   terms of a sum; the hypotheses can be satisfied, and faulty versions are refuted.

@@ -173,7 +173,7 @@ class Rational:
         return max(a, b)
 
     def sqrt(self, x: Fraction, /) -> Fraction:
-        root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
+        root = Fraction(math.isqrt(abs(x.numerator)), math.isqrt(x.denominator))
         if root * root != x:
             raise UnsupportedError(f"{x} must be a square to have a rational root. Use `Ball()`.")
         return root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -55,13 +56,22 @@ def clip_by_norm_history(
     check_count("window", window)
 
     def limit(norms: Tensor, number: Tensor, percent: float) -> Tensor:
-        if isinstance(percent, int):
-            index = torch.div(percent * (number - 1), 100, rounding_mode="floor")
-        else:
-            index = (percent * (number - 1).to(norms) / 100).floor().to(torch.int64)
-        return norms.take(index.clamp(min=0))  # to index with it would wait for the device
+        index = _rank(percent, number - 1, norms.dtype).clamp(min=0)
+        return norms.take(index)  # to index with it would wait for the device
 
     return _by_history("clip_by_norm_history", amounts, window, nonfinite, limit, with_current=True)
+
+
+def _rank(percent: float, last: Tensor, wide: torch.dtype) -> Tensor:
+    """``⌊percent·last/100⌋`` of what the numbers are: 2.4 is less than 24/10."""
+    if isinstance(percent, int):
+        return torch.div(percent * last, 100, rounding_mode="floor")
+    last = last.to(wide)
+    rank = (percent * last / 100).floor()
+    # That product may have been rounded up to a whole one; of two parts it is exact.
+    head = math.floor(percent * 2**20) / 2**20
+    missing = 100 * rank - head * last > (percent - head) * last
+    return rank.to(torch.int64) - missing.to(torch.int64)
 
 
 def clip_by_zscore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from equipoise.spec.proofs.statement import Statement, Theorem
+from equipoise.spec.proofs.statement import Statement, Theorem, induction
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import clamp, magnitude, square
 from equipoise.spec.symbols import Real, Symbols
@@ -47,19 +47,21 @@ def order_is_kept(K: Symbols, rule: Rule = clamp) -> Statement:
 
 
 def sizes_apart(K: Symbols, rule: Rule = clamp) -> Statement:
-    """Step of Σ|clamp x − clamp y| ≤ Σ|x − y|; the base is 0 ≤ 0."""
-    x, low, high = _given(K)
-    y, before, after = K.real("y"), K.real("before"), K.real("after")
-    apart = magnitude(K, rule(K, x, low, high) - rule(K, y, low, high))
-    return Statement([after <= before], plus(after, apart) <= plus(before, magnitude(K, x - y)))
+    """Σ|clamp x − clamp y| ≤ Σ|x − y|."""
+    return _apart(K, rule, magnitude)
 
 
 def squares_apart(K: Symbols, rule: Rule = clamp) -> Statement:
-    """Step of Σ(clamp x − clamp y)² ≤ Σ(x − y)²; the base is 0 ≤ 0."""
+    """Σ(clamp x − clamp y)² ≤ Σ(x − y)²."""
+    return _apart(K, rule, square)
+
+
+def _apart(K: Symbols, rule: Rule, term: Callable[[Symbols, Real], Real]) -> Statement:
     x, low, high = _given(K)
     y, before, after = K.real("y"), K.real("before"), K.real("after")
-    apart = square(K, rule(K, x, low, high) - rule(K, y, low, high))
-    return Statement([after <= before], plus(after, apart) <= plus(before, square(K, x - y)))
+    apart = term(K, rule(K, x, low, high) - rule(K, y, low, high))
+    longer = [plus(before, term(K, x - y)), plus(after, apart)]
+    return induction(K, lambda before, after: after <= before, [before, after], longer)
 
 
 def one_sided(K: Symbols, x: Real, low: Real, high: Real) -> Real:  # noqa: ARG001 — the fault

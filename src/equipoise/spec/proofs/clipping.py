@@ -8,7 +8,7 @@ from functools import partial
 
 from equipoise.spec.clipping import clip_factor
 from equipoise.spec.proofs.sizes import cauchy_schwarz
-from equipoise.spec.proofs.statement import Statement, Theorem
+from equipoise.spec.proofs.statement import Statement, Theorem, induction
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import square
 from equipoise.spec.symbols import Real, Symbols
@@ -17,25 +17,33 @@ Rule = Callable[[Symbols, Real, Real], Real]
 
 
 def squares_are_not_negative(K: Symbols) -> Statement:
-    """Step: S ≥ 0 gives S + x² ≥ 0; the base is 0 ≥ 0."""
+    """S = Σx² ≥ 0."""
     S, x = K.real("S"), K.real("x")
-    return Statement([S >= 0], plus(S, square(K, x)) >= 0)
+    return induction(K, lambda S: S >= 0, [S], [plus(S, square(K, x))])
 
 
 def squares_of_the_clipped(K: Symbols) -> Statement:
-    """Step: Σ(c·g)² = c²·Σg²; the base is 0 = c²·0."""
+    """Σ(c·g)² = c²·Σg²."""
     S, T, c, x = K.real("S"), K.real("T"), K.real("c"), K.real("x")
-    return Statement([c * c * S == T], plus(T, square(K, x * c)) == c * c * plus(S, square(K, x)))
+    longer = [plus(S, square(K, x)), plus(T, square(K, x * c))]
+    return induction(K, lambda S, T: c * c * S == T, [S, T], longer)
 
 
 def squares_of_a_difference(K: Symbols) -> Statement:
-    """Step: Σ(c·x − d·y)² = c²·Σx² − 2cd·Σxy + d²·Σy²; the base is 0 = 0."""
+    """Σ(c·x − d·y)² = c²·Σx² − 2cd·Σxy + d²·Σy²."""
     A, B, C, D = K.real("A"), K.real("B"), K.real("C"), K.real("D")
     c, d, x, y = K.real("c"), K.real("d"), K.real("x"), K.real("y")
-    after = c * c * plus(A, square(K, x)) - 2 * c * d * plus(C, x * y)
-    after += d * d * plus(B, square(K, y))
-    before = c * c * A - 2 * c * d * C + d * d * B
-    return Statement([before == D], plus(D, square(K, x * c - y * d)) == after)
+    longer = [
+        plus(A, square(K, x)),
+        plus(B, square(K, y)),
+        plus(C, x * y),
+        plus(D, square(K, x * c - y * d)),
+    ]
+
+    def holds(A: Real, B: Real, C: Real, D: Real) -> Real:
+        return c * c * A - 2 * c * d * C + d * d * B == D
+
+    return induction(K, holds, [A, B, C, D], longer)
 
 
 def product_below_lengths(K: Symbols) -> Statement:

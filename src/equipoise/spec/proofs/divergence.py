@@ -1,7 +1,8 @@
 """Divergences and entropies, for every length, from the one axiom ln t ≤ t − 1.
 
 A probability p and its logarithm a are two symbols; the axiom is used for quotients of the
-probabilities at hand. It is itself proved by sympy: t − 1 − ln t has its minimum, 0, at t = 1.
+probabilities at hand, and of their logarithms only that those of quotients are differences. The
+axiom itself is proved by sympy: t − 1 − ln t has its minimum, 0, at t = 1.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
+from equipoise.spec.distributions import normalized
 from equipoise.spec.divergence import kl_gap, kl_term
 from equipoise.spec.formats import optional
 from equipoise.spec.mixture import mixed_term
-from equipoise.spec.proofs.statement import Statement, Theorem
+from equipoise.spec.proofs.statement import Statement, Theorem, induction
 from equipoise.spec.scalars import plus
 from equipoise.spec.symbols import Real, Symbols
 from equipoise.spec.uncertainty import entropy_term
 
 Term = Callable[[Symbols, Real, Real], Real]
+Rule = Callable[[Symbols, Real, Real, Real], Real]
 
 
 def logarithm_below_its_tangent() -> bool:
@@ -30,10 +33,10 @@ def logarithm_below_its_tangent() -> bool:
 
 
 def divergence_above_difference(K: Symbols, term: Term = kl_term) -> Statement:
-    """Step of Σp(log p − log q) ≥ Σp − Σq; the base is 0 ≥ 0. Both sums are 1 in the end."""
+    """Σp(log p − log q) ≥ Σp − Σq. Both sums are 1 in the end."""
     a, b, kl, P, Q = _reals(K, "a b kl P Q")
-    step = plus(kl, term(K, a, b)) >= plus(P, K.exp(a)) - plus(Q, K.exp(b))
-    return Statement([kl >= P - Q], step)
+    longer = [plus(kl, term(K, a, b)), plus(P, K.exp(a)), plus(Q, K.exp(b))]
+    return induction(K, lambda kl, P, Q: kl >= P - Q, [kl, P, Q], longer)
 
 
 def gap_is_never_negative(K: Symbols, term: Term = kl_gap) -> Statement:
@@ -43,57 +46,84 @@ def gap_is_never_negative(K: Symbols, term: Term = kl_gap) -> Statement:
 
 
 def gap_has_the_same_sum(K: Symbols) -> Statement:
-    """Step of Σgap = Σp(log p − log q) + Σq − Σp; the base is 0 = 0."""
+    """Σgap = Σp(log p − log q) + Σq − Σp."""
     a, b, kl, gap, P, Q = _reals(K, "a b kl gap P Q")
-    step = plus(kl, kl_term(K, a, b)) + plus(Q, K.exp(b)) - plus(P, K.exp(a))
-    return Statement([gap == kl + Q - P], plus(gap, kl_gap(K, a, b)) == step)
+    longer = [
+        plus(gap, kl_gap(K, a, b)),
+        plus(kl, kl_term(K, a, b)),
+        plus(P, K.exp(a)),
+        plus(Q, K.exp(b)),
+    ]
+
+    def holds(gap: Real, kl: Real, P: Real, Q: Real) -> Real:
+        return gap == kl + Q - P
+
+    return induction(K, holds, [gap, kl, P, Q], longer)
 
 
 def entropy_is_not_negative(K: Symbols, largest: int = 1) -> Statement:
-    """Step of H ≥ 0 for probabilities up to 1; the base is 0 ≥ 0."""
+    """H ≥ 0 for probabilities up to 1."""
     a, H = _reals(K, "a H")
-    p = K.exp(a)
-    return Statement([H >= 0, p <= largest], plus(H, entropy_term(K, a)) >= 0)
+    longer = [plus(H, entropy_term(K, a))]
+    return induction(K, lambda H: H >= 0, [H], longer, [K.exp(a) <= largest])
 
 
 def entropy_below_logarithm(K: Symbols, number: int = 1) -> Statement:
-    """Step of H ≤ P·ln n + k/n − P over k of n entries; the base is 0 ≤ 0. Then k = n, P = 1."""
+    """H ≤ P·ln n + k/n − P over k of n entries. In the end k = n and P = 1."""
     a, H, P, k, n = _reals(K, "a H P k n")
     log_n, one = K.log(n), K.const(1)
     K.relate(-log_n, one / n)  # the logarithm of 1/n
-    p = K.exp(a)
-    step = plus(P, p) * log_n + (k + number) / n - plus(P, p)
-    before = P * log_n + k / n - P
-    return Statement([n >= 1, before >= H], plus(H, entropy_term(K, a)) <= step)
+    longer = [plus(H, entropy_term(K, a)), plus(P, K.exp(a)), k + number]
+
+    def holds(H: Real, P: Real, k: Real) -> Real:
+        return P * log_n + k / n - P >= H
+
+    return induction(K, holds, [H, P, k], longer, [n >= 1])
 
 
 def mixture_term_below(K: Symbols, share: Fraction = Fraction(1, 2)) -> Statement:
-    """Step of JS ≤ ½(P + Q)·ln 2 with m = (p + q)/2; the base is 0 ≤ 0. Both sums are 1."""
+    """JS ≤ ½(P + Q)·ln 2 with m = (p + q)/2. Both sums are 1 in the end."""
     a, b, log_m, js, P, Q = _reals(K, "a b log_m js P Q")
     p, q, m, log_2 = K.exp(a), K.exp(b), K.exp(log_m), K.log(K.const(2))
     half = K.const(Fraction(1, 2))
     K.relate(log_m + log_2, m + m)  # the logarithm of a product
-    step = half * (plus(P, p) + plus(Q, q)) * log_2
-    hypotheses = [m == K.const(share) * (p + q), js <= half * (P + Q) * log_2]
-    return Statement(hypotheses, plus(js, mixed_term(K, a, b, log_m, Fraction(1, 2))) <= step)
+    term = mixed_term(K, a, b, log_m, Fraction(1, 2))
+    longer = [plus(js, term), plus(P, p), plus(Q, q)]
+
+    def holds(js: Real, P: Real, Q: Real) -> Real:
+        return js <= half * (P + Q) * log_2
+
+    return induction(K, holds, [js, P, Q], longer, [m == K.const(share) * (p + q)])
 
 
 def mixture_is_not_negative(K: Symbols, sign: int = 1) -> Statement:
-    """Step of JS ≥ 0 as β(Σp − Σm) + (1−β)(Σq − Σm), which is 0; the base is 0 ≥ 0."""
+    """JS ≥ ½(Σp − Σm) + ½(Σq − Σm) with m = (p + q)/2; that is 0 in the end."""
     a, b, log_m, js, P, Q, M = _reals(K, "a b log_m js P Q M")
     half = K.const(Fraction(1, 2))
     p, q, m = K.exp(a), K.exp(b), K.exp(log_m)
-    before = half * (P - M) + half * (Q - M)
-    after = half * (plus(P, p) - plus(M, m)) + half * (plus(Q, q) - plus(M, m))
-    step = plus(js, sign * mixed_term(K, a, b, log_m, Fraction(1, 2))) >= after
-    return Statement([m == half * (p + q), js >= before], step)
+    term = sign * mixed_term(K, a, b, log_m, Fraction(1, 2))
+    longer = [plus(js, term), plus(P, p), plus(Q, q), plus(M, m)]
+
+    def holds(js: Real, P: Real, Q: Real, M: Real) -> Real:
+        return js >= half * (P - M) + half * (Q - M)
+
+    return induction(K, holds, [js, P, Q, M], longer, [m == half * (p + q)])
+
+
+def softmax_is_a_quotient(K: Symbols, rule: Rule = normalized) -> Statement:
+    """exp(x − m − ln s) = exp(x − m)/s, from exp(u − v)·exp(v) = exp(u)."""
+    x, m, s = _reals(K, "x m s")
+    log_s = K.log(s)
+    e, p = K.exp(x - m), K.exp(rule(K, x, m, log_s))
+    return Statement([K.exp(x - m - log_s) * s == e], p == e / s)
 
 
 def shares_add_up(K: Symbols) -> Statement:
-    """Step of Σ(eᵢ/s) = Σeᵢ/s, where each probability is p = e/s; the base is 0 = 0/s."""
+    """Σ(eᵢ/s) = Σeᵢ/s: each probability is a quotient p = e/s."""
     total, shares, s, x = _reals(K, "total shares s x")
     e = K.exp(x)
-    return Statement([s > 0, shares * s == total], plus(shares, e / s) * s == plus(total, e))
+    longer = [plus(total, e), plus(shares, e / s)]
+    return induction(K, lambda total, shares: shares * s == total, [total, shares], longer, [s > 0])
 
 
 def whole_is_one(K: Symbols, missing: int = 0) -> Statement:
@@ -102,12 +132,9 @@ def whole_is_one(K: Symbols, missing: int = 0) -> Statement:
     return Statement([s > 0, shares * s == s + missing], shares == 1)
 
 
-def softmax_is_a_quotient(K: Symbols) -> Statement:
-    """exp(x − m − ln s) = exp(x − m)/s, from exp(u − v)·exp(v) = exp(u)."""
-    x, s = _reals(K, "x s")
-    log_s = K.log(s)
-    p, e = K.exp(x - log_s), K.exp(x)
-    return Statement([s > 0, p * s == e], p == e / s)
+def unnormalized(K: Symbols, x: Real, largest: Real, log_sum: Real) -> Real:  # noqa: ARG001
+    """A rule that only takes the largest out."""
+    return x - largest
 
 
 def reversed_ratio(K: Symbols, log_p: Real, log_q: Real) -> Real:
@@ -161,6 +188,9 @@ def theorems() -> list[Theorem]:
             "a softmax sums to 1",
             every,
             [softmax_is_a_quotient, shares_add_up, whole_is_one],
-            {"an entry left out": partial(whole_is_one, missing=1)},
+            {
+                "a sum left out": partial(softmax_is_a_quotient, rule=unnormalized),
+                "an entry left out": partial(whole_is_one, missing=1),
+            },
         ),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from equipoise.spec.magnitude import elastic_term
-from equipoise.spec.proofs.statement import Statement, Theorem
+from equipoise.spec.proofs.statement import Statement, Theorem, induction
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import magnitude, square
 from equipoise.spec.symbols import Real, Symbols
@@ -15,43 +15,60 @@ Term = Callable[[Symbols, Real], Real]
 
 
 def triangle_of_sizes(K: Symbols, term: Term = magnitude) -> Statement:
-    """Step of Σ|x + y| ≤ Σ|x| + Σ|y|; the base is 0 ≤ 0."""
+    """Σ|x + y| ≤ Σ|x| + Σ|y|."""
     x, y, together, X, Y = _reals(K, "x y together X Y")
-    step = plus(together, term(K, x + y)) <= plus(plus(X, term(K, x)), plus(Y, term(K, y)))
-    return Statement([together <= X + Y], step)
+    longer = [plus(together, term(K, x + y)), plus(X, term(K, x)), plus(Y, term(K, y))]
+    return induction(K, lambda both, X, Y: both <= X + Y, [together, X, Y], longer)
 
 
 def sizes_are_homogeneous(K: Symbols, term: Term = magnitude) -> Statement:
-    """Step of Σ|t·x| = |t|·Σ|x|; the base is 0 = 0."""
+    """Σ|t·x| = |t|·Σ|x|."""
     x, t, X, scaled = _reals(K, "x t X scaled")
-    size = K.abs(t)
-    return Statement(
-        [scaled == size * X], plus(scaled, term(K, t * x)) == size * plus(X, term(K, x))
-    )
+    longer = [plus(X, term(K, x)), plus(scaled, term(K, t * x))]
+    return induction(K, lambda X, scaled: scaled == K.abs(t) * X, [X, scaled], longer)
 
 
 def convexity(K: Symbols, term: Term = magnitude) -> Statement:
-    """Step of Σf(t·x + (1−t)·y) ≤ t·Σf(x) + (1−t)·Σf(y) for 0 ≤ t ≤ 1; the base is 0 ≤ 0."""
+    """Σf(t·x + (1−t)·y) ≤ t·Σf(x) + (1−t)·Σf(y) for 0 ≤ t ≤ 1."""
     x, y, t, between, X, Y = _reals(K, "x y t between X Y")
     rest = K.const(1) - t
-    ends = t * plus(X, term(K, x)) + rest * plus(Y, term(K, y))
-    step = plus(between, term(K, t * x + rest * y)) <= ends
-    return Statement([t >= 0, t <= 1, between <= t * X + rest * Y], step)
+    longer = [
+        plus(between, term(K, t * x + rest * y)),
+        plus(X, term(K, x)),
+        plus(Y, term(K, y)),
+    ]
+
+    def holds(between: Real, X: Real, Y: Real) -> Real:
+        return between <= t * X + rest * Y
+
+    return induction(K, holds, [between, X, Y], longer, [t >= 0, t <= 1])
 
 
 def cauchy_schwarz(K: Symbols, term: Term = square) -> Statement:
-    """Step of (Σx·y)² ≤ Σx²·Σy², both ≥ 0; the base is 0 ≤ 0."""
+    """(Σx·y)² ≤ Σx²·Σy², both ≥ 0."""
     x, y, C, X, Y = _reals(K, "x y C X Y")
-    hypotheses = [X >= 0, Y >= 0, square(K, C) <= X * Y]
-    product = plus(X, term(K, x)) * plus(Y, term(K, y))
-    return Statement(hypotheses, square(K, plus(C, x * y)) <= product)
+    longer = [plus(C, x * y), plus(X, term(K, x)), plus(Y, term(K, y))]
+
+    def holds(C: Real, X: Real, Y: Real) -> Real:
+        return K.z3.And(X >= 0, Y >= 0, square(K, C) <= X * Y)
+
+    return induction(K, holds, [C, X, Y], longer)
 
 
 def square_of_a_sum(K: Symbols) -> Statement:
-    """Step of Σ(x + y)² = Σx² + 2Σx·y + Σy²; the base is 0 = 0."""
+    """Σ(x + y)² = Σx² + 2Σx·y + Σy²."""
     x, y, C, X, Y, together = _reals(K, "x y C X Y together")
-    step = plus(X, square(K, x)) + 2 * plus(C, x * y) + plus(Y, square(K, y))
-    return Statement([together == X + 2 * C + Y], plus(together, square(K, x + y)) == step)
+    longer = [
+        plus(C, x * y),
+        plus(X, square(K, x)),
+        plus(Y, square(K, y)),
+        plus(together, square(K, x + y)),
+    ]
+
+    def holds(C: Real, X: Real, Y: Real, together: Real) -> Real:
+        return together == X + 2 * C + Y
+
+    return induction(K, holds, [C, X, Y, together], longer)
 
 
 def triangle_of_lengths(K: Symbols, sign: int = 1) -> Statement:
@@ -72,26 +89,34 @@ def elastic_net_between_its_ends(K: Symbols, share: int = 1) -> Statement:
 
 
 def elastic_net_for_every_ratio(K: Symbols) -> Statement:
-    """Step of the mixture, with any ratio."""
+    """Σ(a·|x| + (1−a)·x²) = a·Σ|x| + (1−a)·Σx², with any ratio."""
     x, a, N, L, S = _reals(K, "x a N L S")
     rest = K.const(1) - a
-    step = a * plus(L, magnitude(K, x)) + rest * plus(S, square(K, x))
-    return Statement([a * L + rest * S == N], plus(N, elastic_term(K, x, a, rest)) == step)
+    longer = [
+        plus(N, elastic_term(K, x, a, rest)),
+        plus(L, magnitude(K, x)),
+        plus(S, square(K, x)),
+    ]
+    return induction(K, lambda N, L, S: a * L + rest * S == N, [N, L, S], longer)
 
 
 def sizes_below_root_n(K: Symbols, room: int = 1) -> Statement:
-    """Step of (Σ|x|)² ≤ n·Σx²; the base is 0 ≤ 0."""
+    """(Σ|x|)² ≤ n·Σx²."""
     x, L, S, n = _reals(K, "x L S n")
-    hypotheses = [n >= 0, L >= 0, S >= 0, n * S >= L * L, K.z3.Implies(n == 0, S == 0)]
-    after = plus(L, magnitude(K, x))
-    return Statement(hypotheses, after * after <= (n + room) * plus(S, square(K, x)))
+    longer = [plus(L, magnitude(K, x)), plus(S, square(K, x)), n + room]
+
+    def holds(L: Real, S: Real, n: Real) -> Real:
+        empty = K.z3.Implies(n == 0, S == 0)
+        return K.z3.And(n >= 0, L >= 0, S >= 0, n * S >= L * L, empty)
+
+    return induction(K, holds, [L, S, n], longer)
 
 
 def squares_below_sizes(K: Symbols, term: Term = magnitude) -> Statement:
-    """Step of Σx² ≤ (Σ|x|)²; the base is 0 ≤ 0."""
+    """Σx² ≤ (Σ|x|)²."""
     x, L, S = _reals(K, "x L S")
-    after = plus(L, term(K, x))
-    return Statement([L >= 0, S <= L * L], plus(S, square(K, x)) <= after * after)
+    longer = [plus(L, term(K, x)), plus(S, square(K, x))]
+    return induction(K, lambda L, S: K.z3.And(L >= 0, S <= L * L), [L, S], longer)
 
 
 def signed(K: Symbols, x: Real) -> Real:  # noqa: ARG001 — a term, as the others

@@ -18,9 +18,24 @@ class Statement:
 
     hypotheses: Sequence[Real]
     conclusion: Real
+    base: Statement | None = None
+    """Where this is the step of an induction: what it starts from."""
 
 
 Lemma = Callable[[Symbols], Statement]
+
+
+def induction(
+    K: Symbols,
+    holds: Callable[..., Real],
+    sums: Sequence[Real],
+    longer: Sequence[Real],
+    given: Sequence[Real] = (),
+) -> Statement:
+    """``holds`` of sums of nothing, and of sums with one term more if it holds of those before."""
+    nothing = [K.const(0) for _ in sums]
+    base = Statement(given, holds(*nothing))
+    return Statement([*given, holds(*sums)], holds(*longer), base)
 
 
 @dataclass(frozen=True)
@@ -48,11 +63,13 @@ class Theorem:
 
 
 def judge(lemma: Lemma) -> Verdict:
-    """Whether the conclusion holds for all numbers that satisfy the hypotheses."""
+    """Whether the conclusion holds for all numbers that satisfy the hypotheses, the base too."""
     K, statement = _stated(lemma)
-    answer = _solve(K, [*statement.hypotheses, *K.facts, K.z3.Not(statement.conclusion)])
-    verdicts: dict[str, Verdict] = {"unsat": "proved", "sat": "refuted"}
-    return verdicts.get(answer, "unknown")
+    parts = [statement] if statement.base is None else [statement.base, statement]
+    answers = {_solve(K, [*p.hypotheses, *K.facts, K.z3.Not(p.conclusion)]) for p in parts}
+    if "sat" in answers:
+        return "refuted"
+    return "proved" if answers == {"unsat"} else "unknown"
 
 
 def satisfiable(lemma: Lemma) -> bool:

@@ -15,6 +15,12 @@ from equipoise.spec.proofs.statement import Statement, Theorem
 from equipoise.spec.symbols import Real, Symbols
 
 
+def one_number_is_exact(K: Symbols) -> Statement:
+    """The base: the bound of one number alone is 0."""
+    u, A = K.real("u"), K.real("A")
+    return Statement([], summation_bound(K.const(1), u, A) == 0)
+
+
 def errors_add(K: Symbols, left: int = 1) -> Statement:
     """The errors of two sums and δ are all the error there is."""
     x, y, s, t, delta = (K.real(name) for name in ("x", "y", "s", "t", "delta"))
@@ -81,6 +87,7 @@ def theorems() -> list[Theorem]:
             "a sum of n floats, in any order, is within (n−1)·u·Σ|xᵢ| of the exact one",
             "every n, every tree",
             [
+                one_number_is_exact,
                 a_computed_sum_is_no_larger,
                 a_product_keeps_an_inequality,
                 delta_if_one_is_small,

@@ -6,37 +6,52 @@ of which only what was proved by induction over the entries is known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from equipoise.spec.proofs.sizes import cauchy_schwarz, triangle_of_lengths
-from equipoise.spec.proofs.statement import Statement, Theorem
+from equipoise.spec.proofs.statement import Statement, Theorem, induction
 from equipoise.spec.scalars import plus
 from equipoise.spec.sums import square
 from equipoise.spec.symbols import Real, Symbols
 from equipoise.spec.tracking import add_weighted
 
+Step = Callable[[Symbols, Real, Real, Real], Real]
+
 
 def product_is_linear(K: Symbols) -> Statement:
-    """Step over the entries of ⟨t + w·g, y⟩ = ⟨t, y⟩ + w·⟨g, y⟩; the base is 0 = 0."""
+    """Over the entries: ⟨t + w·g, y⟩ = ⟨t, y⟩ + w·⟨g, y⟩."""
     t, g, y, w, joint, T, G = _reals(K, "t g y w joint T G")
-    hypothesis = joint == add_weighted(K, T, w, G)
-    after = add_weighted(K, plus(T, t * y), w, plus(G, g * y))
-    return Statement([hypothesis], plus(joint, add_weighted(K, t, w, g) * y) == after)
+    longer = [plus(joint, add_weighted(K, t, w, g) * y), plus(T, t * y), plus(G, g * y)]
+
+    def holds(joint: Real, T: Real, G: Real) -> Real:
+        return joint == add_weighted(K, T, w, G)
+
+    return induction(K, holds, [joint, T, G], longer)
 
 
 def square_of_a_term_more(K: Symbols) -> Statement:
-    """Step over the entries of ‖t + w·g‖² = ‖t‖² + 2w⟨t, g⟩ + w²‖g‖²; the base is 0 = 0."""
+    """Over the entries: ‖t + w·g‖² = ‖t‖² + 2w⟨t, g⟩ + w²‖g‖²."""
     t, g, w, joint, T, C, G = _reals(K, "t g w joint T C G")
-    after = plus(T, square(K, t)) + 2 * w * plus(C, t * g) + w * w * plus(G, square(K, g))
-    entry = square(K, add_weighted(K, t, w, g))
-    return Statement([joint == T + 2 * w * C + w * w * G], plus(joint, entry) == after)
+    longer = [
+        plus(joint, square(K, add_weighted(K, t, w, g))),
+        plus(T, square(K, t)),
+        plus(C, t * g),
+        plus(G, square(K, g)),
+    ]
+
+    def holds(joint: Real, T: Real, C: Real, G: Real) -> Real:
+        return joint == T + 2 * w * C + w * w * G
+
+    return induction(K, holds, [joint, T, C, G], longer)
 
 
 def shares_follow_the_total(K: Symbols) -> Statement:
-    """Step over the terms of Σ⟨wₖgₖ, g⟩ = ⟨Σwₖgₖ, g⟩; the base is 0 = ⟨0, g⟩."""
+    """Over the terms: Σ⟨wₖgₖ, g⟩ = ⟨Σwₖgₖ, g⟩."""
     shares, total, w, G = _reals(K, "shares total w G")
     # `product_is_linear` says what ⟨t + w·g, g⟩ is.
-    return Statement([shares == total], plus(shares, w * G) == add_weighted(K, total, w, G))
+    longer = [plus(shares, w * G), add_weighted(K, total, w, G)]
+    return induction(K, lambda shares, total: shares == total, [shares, total], longer)
 
 
 def shares_sum_to_one(K: Symbols, missing: int = 0) -> Statement:
@@ -46,40 +61,46 @@ def shares_sum_to_one(K: Symbols, missing: int = 0) -> Statement:
 
 
 def gram_form_follows(K: Symbols, twice: int = 2) -> Statement:
-    """Step over the terms of ‖Σwₖgₖ‖² = w′Gw, with r = Σwⱼ⟨gⱼ, g⟩ in the new row; base 0 = 0."""
+    """Over the terms: ‖Σwₖgₖ‖² = w′Gw, with r = Σwⱼ⟨gⱼ, g⟩ in the new row."""
     norm, form, w, r, G = _reals(K, "norm form w r G")
     # The new row and the new column of the Gram matrix are the same; `product_is_linear` gives r,
     # and `square_of_a_term_more` the norm.
-    after = norm + 2 * w * r + w * w * G
-    return Statement([norm == form], after == form + twice * w * r + w * w * G)
+    longer = [norm + 2 * w * r + w * w * G, form + twice * w * r + w * w * G]
+    return induction(K, lambda norm, form: norm == form, [norm, form], longer)
 
 
 def length_below_sum(K: Symbols, sign: int = 1) -> Statement:
-    """Step over the terms of ‖Σwₖgₖ‖ ≤ Σ|wₖ|·‖gₖ‖; the base is 0 ≤ 0."""
+    """Over the terms: ‖Σwₖgₖ‖ ≤ Σ|wₖ|·‖gₖ‖. `square_of_a_term_more` gives the norm."""
     T, G, C, w, bound = _reals(K, "T G C w bound")
-    together = T + 2 * w * C + w * w * G
-    length, own, before = K.sqrt(together), K.sqrt(G), K.sqrt(T)
-    hypotheses = [T >= 0, G >= 0, together >= 0, C * C <= T * G, before <= bound]
-    return Statement(hypotheses, length <= plus(bound, sign * K.abs(w) * own))
+    longer = [T + 2 * w * C + w * w * G, plus(bound, sign * K.abs(w) * K.sqrt(G))]
+
+    def holds(squares: Real, bound: Real) -> Real:
+        return K.z3.And(squares >= 0, K.sqrt(squares) <= bound)
+
+    return induction(K, holds, [T, bound], longer, [G >= 0, C * C <= T * G])
 
 
-def quotients_add_up(K: Symbols) -> Statement:
-    """Step over the terms: the difference quotient of Σwₖfₖ is Σwₖ times those of fₖ, at every h.
+def quotients_add_up(K: Symbols, step: Step = add_weighted) -> Statement:
+    """Over the terms: the difference quotient of Σwₖfₖ is Σwₖ times those of fₖ, at every h.
 
     In the limit: the gradient of the total is the weighted sum of the terms' gradients.
     """
     before, after, f, moved, w, h, slope = _reals(K, "before after f moved w h slope")
-    hypotheses = [h != 0, after - before == slope * h]
-    change = add_weighted(K, after, w, moved) - add_weighted(K, before, w, f)
-    return Statement(hypotheses, change / h == add_weighted(K, slope, w, (moved - f) / h))
+    longer = [
+        add_weighted(K, before, w, f),
+        add_weighted(K, after, w, moved),
+        step(K, slope, w, (moved - f) / h),
+    ]
+
+    def holds(before: Real, after: Real, slope: Real) -> Real:
+        return (after - before) / h == slope
+
+    return induction(K, holds, [before, after, slope], longer, [h != 0])
 
 
-def unweighted(K: Symbols) -> Statement:
-    """The same without the weight on one side: false."""
-    before, after, f, moved, w, h, slope = _reals(K, "before after f moved w h slope")
-    hypotheses = [h != 0, after - before == slope * h]
-    change = add_weighted(K, after, w, moved) - add_weighted(K, before, w, f)
-    return Statement(hypotheses, change / h == plus(slope, (moved - f) / h))
+def unweighted(K: Symbols, total: Real, weight: Real, value: Real) -> Real:  # noqa: ARG001
+    """A step without the weight."""
+    return total + value
 
 
 def _reals(K: Symbols, names: str) -> list[Real]:
@@ -112,6 +133,6 @@ def theorems() -> list[Theorem]:
             "the sum of the terms' gradients is the gradient of the total",
             every,
             [quotients_add_up],
-            {"a weight left out": unweighted},
+            {"a weight left out": partial(quotients_add_up, step=unweighted)},
         ),
     ]
