@@ -144,6 +144,8 @@ def _call(
     options = {**term.options, **overrides.get(name, {})}
     with in_term(name):
         weight = weight_at(name, term, step)
+    if isinstance(weight, Tensor):
+        weight = weight.clone()  # an optimizer may change it before it is reported
     return Call(name, term, weight, options)
 
 

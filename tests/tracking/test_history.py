@@ -1,11 +1,14 @@
 """A history finds who moved the model, and what looks wrong."""
 
+import copy
+import gc
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import equipoise as eq
 from equipoise import Pipeline, Term, tracking
@@ -268,6 +271,18 @@ def test_untracked_evaluations_are_passed_over() -> None:
     assert len(history) == 0
     with pytest.raises(eq.GradientError, match="needs at least one tracked evaluation"):
         history.dominant()
+
+
+def test_a_history_holds_on_to_no_graph() -> None:
+    """Of an evaluation that was added, and never differentiated, nothing but figures is left."""
+    history = tracking.History()
+    hidden = torch.ones(4, requires_grad=True) * 2
+    kept = StorageWeakRef(hidden.untyped_storage())
+    history.add(Pipeline(square=Term(lambda x: (x * x).sum()))(hidden, track=True))
+    del hidden
+    gc.collect()
+    assert kept.expired()
+    assert copy.deepcopy(history).means() == history.means() == {"square": 8.0}
 
 
 def test_nothing_is_fetched_until_something_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

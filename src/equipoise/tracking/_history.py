@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
+from torch import Tensor
+
 from equipoise._errors import GradientError, check_count, check_number
 from equipoise._evaluation import Evaluation, Number, check_evaluation
 from equipoise._gradients import largest
@@ -143,7 +145,8 @@ def _figures(result: Evaluation) -> dict[Any, Number]:
         for first, second in combinations(alive, 2):
             place = (report.names.index(first), report.names.index(second))
             figures["cosines", first, second] = cosines[place]
-    return figures
+    # Detached: a history of training must not hold on to its graphs.
+    return {k: f.detach() if isinstance(f, Tensor) else f for k, f in figures.items()}
 
 
 def _step(figures: Mapping[Any, float]) -> Step:
