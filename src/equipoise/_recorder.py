@@ -35,6 +35,7 @@ BASE = "base"
 PASSED_BY = (
     "the graph is gone, and its backward pass began neither at the total nor at the penalty or base"
 )
+NO_GRAPH = "its value has no graph: something in it is detached or not differentiable"
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from equipoise._fast import take
 from equipoise._finite import check_finite
 from equipoise._inputs import keys_of
 from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
-from equipoise._recorder import BASE, Level, Place, Reading, Recorder
+from equipoise._recorder import BASE, NO_GRAPH, Level, Place, Reading, Recorder
 from equipoise._term import Term, in_term, weight_at
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Call:
         elif not some_input:
             error = "none of its inputs requires grad"
         elif not value.requires_grad:
-            error = "its value has no graph: something in it is detached or not differentiable"
+            error = NO_GRAPH
         return Reading(self.weight, value, edges, error)
 
 

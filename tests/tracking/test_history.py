@@ -138,6 +138,33 @@ def test_a_term_without_gradient_is_dead() -> None:
     assert kinds(history_of([dead, dead, alive])) == set()
 
 
+def test_a_term_that_was_detached_is_dead() -> None:
+    """It has no gradient to be 0, which is no better; one that is switched off is no finding."""
+    history = tracking.History()
+    pipeline = Pipeline(
+        a=Term(eq.l1), lost=Term(lambda x: x.detach().sum()), off=Term(eq.l2, differentiable=False)
+    )
+    for _ in range(3):
+        result = pipeline(torch.ones(2, requires_grad=True), track=True)
+        result.total.backward()
+        history.add(result)
+    (finding,) = history.findings()
+    assert (finding.kind, finding.term, finding.window) == ("dead", "lost", 3)
+    assert finding.evidence == {"steps without a graph": 3.0}
+    assert str(finding).endswith(
+        "something in it is detached or not differentiable, in all 3 steps"
+    )
+
+
+def test_a_step_without_a_direction_is_no_part_of_the_mean() -> None:
+    """Opposed in nine of ten steps, and 0 in one, where no cosine is."""
+    opposed = {"a": ([1.0, 0.0], 1.0), "b": ([-1.0, 0.0], 1.0)}
+    still = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 0.0], 1.0)}
+    (finding,) = history_of([opposed] * 9 + [still]).findings()
+    assert (finding.kind, finding.window) == ("conflict", 10)
+    assert finding.evidence == {"mean cosine": -1.0, "part of steps": 0.9}
+
+
 def test_a_value_of_zero_without_gradient_looks_like_an_empty_mask() -> None:
     """A masked term whose mask is empty is found as empty."""
     history = tracking.History()
