@@ -47,7 +47,7 @@ def pulled_directly(value: Tensor, edges: Mapping[K, GradientEdge]) -> dict[K, T
 
 
 def reached(value: Tensor, edges: Mapping[K, GradientEdge]) -> list[K]:
-    """Those of the edges that the graph of a value leads to; it may have been differentiated."""
+    """Those of the edges to which a value's graph leads first; it may have been differentiated."""
     ends = {edge.node for edge in edges.values()}
     left, known = [value.grad_fn], set()
     while left:

@@ -239,8 +239,9 @@ class Recorder:
         errors = {}
         for name, reading in self.readings.items():
             seen = {place for place, at in self.figures.items() if name in at.names}
-            unseen = {place: edge for place, edge in reading.edges.items() if place not in seen}
-            left_out = reached(reading.value, unseen) if seen and unseen else []
+            if not seen or seen >= reading.edges.keys():
+                continue
+            left_out = [p for p in reached(reading.value, reading.edges) if p not in seen]
             if left_out:
                 names = ", ".join(dict.fromkeys(repr(key) for key, _ in left_out))
                 errors[name] = f"the backward pass ended before it came to the input {names}"
