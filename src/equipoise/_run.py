@@ -84,9 +84,11 @@ class Call:
 
     def result(self, value: Tensor, metrics: Metrics) -> TermResult:
         """The value with its weight."""
-        contribution = value if self.name == BASE else self.weight * value
+        counted = value
         if self.term.nan_policy == "skip":
-            contribution = torch.where(value.isfinite(), contribution, 0.0)
+            # Before it is weighed: a weight that learns would get NaN from it.
+            counted = torch.where(value.isfinite(), value, 0.0)
+        contribution = counted if self.name == BASE else self.weight * counted
         if not isinstance(self.weight, Tensor) and self.weight == 0:
             # 0 · value would be NaN where the value is infinite. It stays in the graph, for data
             # parallelism waits for every parameter's gradient.

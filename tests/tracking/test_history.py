@@ -47,8 +47,9 @@ def test_means_are_over_the_last_steps() -> None:
 
 
 def test_the_window_forgets() -> None:
-    """With a window of two only the last two of four steps are left."""
+    """With a window of two only the last two of four steps are left, also before they are read."""
     history = history_of(norms(1, 2, 3, 6), window=2)
+    assert len(history._arriving) == 2
     assert len(history) == 2
     assert history.means() == {"a": 4.5}
 
@@ -59,8 +60,10 @@ def test_ema_weighs_the_past_by_its_decay() -> None:
 
 
 def test_trends_compare_the_halves() -> None:
-    """Norms 1, 1, 3, 3 have tripled."""
+    """Norms 1, 1, 3, 3 have tripled; the middle one of three counts in both halves."""
     assert history_of(norms(1, 1, 3, 3)).trends() == {"a": 3.0}
+    assert history_of(norms(1, 2, 3)).trends() == {"a": 2.5 / 1.5}
+    assert history_of(norms(7)).trends() == {"a": 1.0}
 
 
 def test_who_dominated_depends_on_the_steps_asked_for() -> None:
