@@ -19,8 +19,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from equipoise._context import compiling
 from equipoise._evaluation import TermResult
+from equipoise._figures import Figures
 from equipoise._probes import alias, map_tensors, tensors_in
-from equipoise._recorder import BASE, Figures, Number, Place, Reading, Recorder
+from equipoise._recorder import BASE, Number, Place, Reading, Recorder
 
 if TYPE_CHECKING:
     from equipoise._run import Call

@@ -46,6 +46,10 @@ def check_base(base: object, *, again: bool, alone: bool) -> None:
         )
     if isinstance(base, Tensor) and base.numel() != 1:
         raise InputError(f"`base` must be a scalar, got shape {tuple(base.shape)}. Use `.mean()`.")
+    if isinstance(base, Tensor) and base.is_complex():
+        raise InputTypeError(
+            f"`base` must be a real number, got {base.dtype}. Use `.abs()` or `.real`."
+        )
     if not isinstance(base, Tensor) and not callable(base):
         raise InputTypeError(
             f"`base` must be a scalar tensor or a function, got {type(base).__name__}. "

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from equipoise._ahead import Ahead, emptied, handed_over, is_tensor
+from equipoise._figures import Figures
 from equipoise._one_pass import Found, Piece, alone, compiled
 from equipoise._probes import tensors_in
-from equipoise._recorder import BASE, Figures, Level, Place
+from equipoise._recorder import BASE, Level, Place
 
 if TYPE_CHECKING:
     from equipoise._run import Call

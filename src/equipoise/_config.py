@@ -54,6 +54,20 @@ def check_penalties(penalties: object) -> None:
             )
 
 
+def terms_to_config(terms: Mapping[str, Term]) -> dict[str, dict[str, Any]]:
+    """All terms as plain data; what is written under one name must be one penalty."""
+    config = {name: term_to_config(name, term) for name, term in terms.items()}
+    known: dict[str, Callable[..., Any]] = {}
+    for name, term in terms.items():
+        called = config[name]["penalty"]
+        if known.setdefault(called, term.penalty) != term.penalty:
+            raise OptionError(
+                f"{name}.penalty: penalties must have names of their own to be written to a file, "
+                f"got two that are called {called!r}. Use `def` with another name."
+            )
+    return config
+
+
 def term_to_config(name: str, term: Term) -> dict[str, Any]:
     """A term's settings as plain data; those at their default are left out."""
     with _at(name, "penalty"):
@@ -172,13 +186,16 @@ def _weight_to_plain(weight: object) -> object:
 
 
 def _plain(key: str, value: object) -> object:
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float):
+        return float(value)  # of numpy, which is no plain one
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):
         return [_plain(key, item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(k): _plain(key, item) for k, item in value.items()}
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {k: _plain(key, item) for k, item in value.items()}
     raise OptionError(
-        f"`{key}` must be plain data to be written to a file, got {type(value).__name__}. "
+        f"`{key}` must be plain data to be written to a file, mappings with keys of text, got "
+        f"{type(value).__name__}. "
         "Use numbers, text and lists, or give it at the call: `pipeline(..., options=...)`."
     )

@@ -44,3 +44,17 @@ def pulled_directly(value: Tensor, edges: Mapping[K, GradientEdge]) -> dict[K, T
     finally:
         for handle in handles:
             handle.remove()
+
+
+def reached(value: Tensor, edges: Mapping[K, GradientEdge]) -> list[K]:
+    """Those of the edges to which a value's graph leads first; it may have been differentiated."""
+    ends = {edge.node for edge in edges.values()}
+    left, known = [value.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if node not in ends:
+            left += [following for following, _ in node.next_functions]
+    return [key for key, edge in edges.items() if edge.node in known]

@@ -68,6 +68,11 @@ def in_words(names: Iterable[object]) -> str:
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
+def in_short(error: Exception) -> str:
+    """The first line of what an exception says."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Suggest the name that was probably meant, or list all there are."""
     known = list(names)

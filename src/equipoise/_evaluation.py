@@ -80,7 +80,7 @@ class Evaluation:
             return {
                 "value": figures[name],
                 "grad_norm": figures.get(f"{name}_grad_norm"),
-                "custom": {key: figures[f"{name}/{key}"] for key in custom},
+                "custom": {str(key): figures[f"{name}/{key}"] for key in custom},
             }
 
         return {

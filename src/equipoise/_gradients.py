@@ -179,6 +179,9 @@ class Gradients:
 
         Squared norms and inner products add up. A term without a gradient on one process has none
         at all. Every process must call this, with the same terms and inputs. Waits for the device.
+
+        *At the edge:* what is the same on every process, such as parameters, counts once for each.
+        A report of `parameter_gradients` is none to combine: there gradients add up, not squares.
         """
         failures = self.squares.new_tensor([float(name in self.errors) for name in self.names])
         parts = [failures, self.squares, *([] if self.grams is None else [self.grams])]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise._base import Base, base_term, check_base, check_base_term
 from equipoise._compiled import Compiler
-from equipoise._config import check_penalties, term_from_config, term_to_config
+from equipoise._config import check_penalties, term_from_config, terms_to_config
 from equipoise._errors import InputTypeError, OptionError, check_choice, nearest
 from equipoise._evaluation import Evaluation
 from equipoise._inputs import as_given, check_inputs, keys_of
@@ -133,7 +133,7 @@ class Pipeline:
 
     # Editing
 
-    def reweighted(self, **weights: Weight) -> Pipeline:
+    def reweighted(self, /, **weights: Weight) -> Pipeline:
         """A copy with other weights: ``pipeline.reweighted(l1=0.02)``."""
         return self._changed({name: {"weight": weight} for name, weight in weights.items()})
 
@@ -163,7 +163,7 @@ class Pipeline:
         self._check_known(names)
         return self._with({n: t for n, t in self._terms.items() if n not in names})
 
-    def renamed(self, **names: str) -> Pipeline:
+    def renamed(self, /, **names: str) -> Pipeline:
         """A copy with other names: ``pipeline.renamed(l1="sparsity")``."""
         self._check_known(names)
         new = [names.get(name, name) for name in self._terms]
@@ -215,7 +215,7 @@ class Pipeline:
 
         Penalties are written by name; your own are read back from ``penalties`` of `from_config`.
         """
-        return {name: term_to_config(name, term) for name, term in self._terms.items()}
+        return terms_to_config(self._terms)
 
     @classmethod
     def from_config(

@@ -37,10 +37,13 @@ class _Alias(torch.autograd.Function):
 
 
 def probe(x: Tensor, note: Note) -> Tensor:
-    """An alias of ``x`` whose gradient is shown to ``note`` in every backward pass."""
+    """An alias of ``x`` whose gradient is shown to ``note`` in every backward pass.
+
+    It comes as it is, in a graph of its own where that is asked for.
+    """
 
     def noted(gradient: Tensor) -> Tensor:
-        note(gradient.detach())
+        note(gradient)
         return gradient
 
     return _Alias.apply(x, noted)  # type: ignore[no-untyped-call, no-any-return]

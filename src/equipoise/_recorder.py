@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from equipoise._edges import pulled, pulled_directly
-from equipoise._errors import GradientError
-from equipoise._gradients import Gradients, added, gram_matrix
+from equipoise._edges import pulled, pulled_directly, reached
+from equipoise._errors import GradientError, in_short
+from equipoise._figures import Figures, filled
+from equipoise._gradients import Gradients, added
 from equipoise._numerics import total_norm
 from equipoise._probes import alias, backward_pass, map_tensors, probe
 
@@ -34,6 +35,7 @@ BASE = "base"
 PASSED_BY = (
     "the graph is gone, and its backward pass began neither at the total nor at the penalty or base"
 )
+NO_GRAPH = "its value has no graph: something in it is detached or not differentiable"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,38 +46,6 @@ class Reading:
     value: Tensor
     edges: Mapping[Place, GradientEdge]
     error: str | None
-
-
-@dataclass(frozen=True, eq=False)
-class Figures:
-    """What is kept of the weighted gradients at one place: squared norms, or inner products."""
-
-    names: tuple[str, ...]
-    squares: Tensor  # one a term, and last that of the sum
-    gram: Tensor | None
-
-    @staticmethod
-    def of(
-        gradients: Mapping[str, Tensor], level: Level, scales: Sequence[Tensor] | None = None
-    ) -> Figures:
-        """Measure gradients that are all at hand, each without the factor it was scaled with."""
-        vectors = [gradient.detach() for gradient in gradients.values()]
-        if level == "gram":
-            gram = gram_matrix(vectors)
-            if scales is not None:
-                by = torch.stack(list(scales)).to(gram.dtype)
-                gram = gram / (by.unsqueeze(0) * by.unsqueeze(1))
-            return Figures(tuple(gradients), torch.cat([gram.diagonal(), gram.sum()[None]]), gram)
-        together = vectors[0]
-        for vector in vectors[1:]:
-            together = added(together, vector)
-        return Figures.of_norms(gradients, [total_norm([v]) for v in (*vectors, together)])
-
-    @staticmethod
-    def of_norms(names: Mapping[str, object], norms: Sequence[Tensor]) -> Figures:
-        """Norms of the terms' gradients, and last that of their sum."""
-        wide = torch.float32 if norms[0].device.type == "mps" else torch.float64
-        return Figures(tuple(names), torch.stack(list(norms)).to(wide).square(), None)
 
 
 @dataclass(eq=False)
@@ -100,6 +70,8 @@ class Recorder:
     # Norms, or gradients for a Gram matrix, until all terms have passed their place.
     passing: dict[Place, dict[str, Tensor]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    # The same of the last backward pass.
+    unmeasured: dict[str, str] = field(default_factory=dict)
     demanded: Gradients | None = None
     # The terms that a fast path took, and what it found along with their values.
     taken: set[str] = field(default_factory=set)
@@ -116,20 +88,20 @@ class Recorder:
             self.entries[place] = get_gradient_edge(tensor)
             if self.level is None:
                 return alias(tensor)
-            return probe(tensor, lambda gradient: told(Recorder._all_passed, place, gradient))
+            return probe(tensor, lambda gradient: told(Recorder._all_passed, gradient, place))
 
         return map_tensors(entered, x)
 
     def read(self, term: str, name: str, x: Any, edges: dict[Place, GradientEdge]) -> Any:  # noqa: ANN401
         """An input as one term sees it; its probe sees this term's gradient."""
-        numbers, told = count(), self._weakly()
+        numbers, told = count(), self._weakly(term)
 
         def seen(tensor: Tensor) -> Tensor:
             place = (name, next(numbers))
             if self.level is None:
                 tensor = alias(tensor)
             else:
-                tensor = probe(tensor, lambda g: told(Recorder._passed, term, place, g))
+                tensor = probe(tensor, lambda g: told(Recorder._passed, g, term, place))
             edges[place] = get_gradient_edge(tensor)
             return tensor
 
@@ -153,11 +125,16 @@ class Recorder:
         elif self.level is not None and base.requires_grad:
             try:
                 self.given = pulled_directly(base, self._edges())
-            except RuntimeError as error:
-                self.errors[BASE] = str(error).splitlines()[0]
+            except Exception as error:  # noqa: BLE001 -- a report never stops the training
+                self.errors[BASE] = in_short(error)
 
     def _edges(self) -> dict[Place, GradientEdge]:
-        return {place: edge for place, edge in self.entries.items() if edge is not None}
+        """Where a base that is a tensor reads: a tensor under two names is read at the first."""
+        first: dict[Hashable, tuple[Place, GradientEdge]] = {}
+        for place, edge in self.entries.items():
+            if edge is not None:
+                first.setdefault((edge.node, edge.output_nr), (place, edge))
+        return dict(first.values())
 
     def measure(self) -> None:
         """Turn the gradients taken in the graph into figures."""
@@ -167,34 +144,42 @@ class Recorder:
 
     # In the backward pass
 
-    def _weakly(self) -> Callable[..., None]:
+    def _weakly(self, term: str | None = None) -> Callable[..., None]:
         """Tells this recorder something, if it is still there.
 
-        The graph must not hold what holds the graph: nothing would ever free it.
+        The graph must not hold what holds the graph: nothing would ever free it. What cannot be
+        measured is an error of the term, or of all of them, and never one of the training.
         """
         there = weakref.ref(self)
 
-        def told(what: Callable[..., None], *of: Any) -> None:  # noqa: ANN401
+        def told(what: Callable[..., None], gradient: Tensor, *of: Any) -> None:  # noqa: ANN401
             recorder = there()
-            if recorder is not None:
-                what(recorder, *of)
+            if recorder is None:
+                return
+            try:
+                what(recorder, gradient.detach(), *of)
+            except Exception as error:  # noqa: BLE001
+                names = recorder.readings if term is None else [term]
+                recorder.unmeasured.update(dict.fromkeys(names, in_short(error)))
 
         return told
 
     def _begun(self, gradient: Tensor, base: bool) -> None:
         if self.number != backward_pass():
             self.number, self.upstream = backward_pass(), {}
+            self.figures, self.unmeasured = {}, {}
         self.upstream[base] = gradient
 
-    def _passed(self, term: str, place: Place, gradient: Tensor) -> None:
+    def _passed(self, gradient: Tensor, term: str, place: Place) -> None:
         kept = gradient if self.level == "gram" else total_norm([gradient])
         self.passing.setdefault(place, {})[term] = kept
 
-    def _all_passed(self, place: Place, gradient: Tensor) -> None:
+    def _all_passed(self, gradient: Tensor, place: Place) -> None:
         passed: dict[str, Any] = self.passing.pop(place, {})
         if self.number != backward_pass() or not passed:
             return  # a part was differentiated by itself, or a gradient was
-        scales = [self._scale(term) for term in passed]
+        # The parameters of a model may lie on several devices, and the total on one of them.
+        scales = [self._scale(term).to(gradient.device) for term in passed]
         base = self.given.get(place)
         if base is not None:
             scales.append(torch.ones_like(scales[0]))
@@ -244,10 +229,23 @@ class Recorder:
             alone = {place: g for place, g in self.given.items() if place not in self.figures}
             level = self.level or "norms"
             self.figures.update({p: Figures.of({BASE: g}, level) for p, g in alone.items()})
-            return self._gradients(self.figures, {})
+            return self._gradients(self.figures, self._cut_short())
         if self.demanded is None:
             self.demanded = self._demand()
         return self.demanded
+
+    def _cut_short(self) -> dict[str, str]:
+        """The terms that were seen at some inputs only, as with `backward(inputs=...)`."""
+        errors = {}
+        for name, reading in self.readings.items():
+            seen = {place for place, at in self.figures.items() if name in at.names}
+            if not seen or seen >= reading.edges.keys():
+                continue
+            left_out = [p for p in reached(reading.value, reading.edges) if p not in seen]
+            if left_out:
+                names = ", ".join(dict.fromkeys(repr(key) for key, _ in left_out))
+                errors[name] = f"the backward pass ended before it came to the input {names}"
+        return errors
 
     def _demand(self) -> Gradients:
         vectors: dict[Place, dict[str, Tensor]] = {}
@@ -260,14 +258,14 @@ class Recorder:
         for name, (value, edges, weight) in terms.items():
             try:
                 found = (pulled_directly if name == BASE else pulled)(value, edges)
-            except RuntimeError as error:
+            except Exception as error:
                 gone = "second time" in str(error)
                 if gone and self.level is None:
                     raise GradientError(
                         "the graph is gone after the backward pass, and no gradient was observed "
                         "in it, got track=False. Use `track='norms'`, or ask before `backward()`."
                     ) from error
-                errors[name] = PASSED_BY if gone else str(error).splitlines()[0]
+                errors[name] = PASSED_BY if gone else in_short(error)
                 continue
             for place, gradient in found.items():
                 vectors.setdefault(place, {})[name] = weight * gradient
@@ -292,42 +290,17 @@ class Recorder:
                 )
             if isinstance(weight, int | float) and weight == 0:
                 reasons[name] = "its weight is 0, so that no gradient flows"
+        failed = {**errors, **self.errors, **self.unmeasured}
         report = Gradients(
             names=tuple(weights),
             inputs=tuple(dict.fromkeys(name for name, _ in self.entries)),
-            weights=tuple(weights.values()),
-            errors={**reasons, **errors, **self.errors},
+            weights=tuple(w.detach() if isinstance(w, Tensor) else w for w in weights.values()),
+            errors={**reasons, **failed},
             squares=torch.zeros(0),
         )
         report = filled(report, figures)
-        if errors or self.errors:  # then their sum is not known either
+        if failed:  # then their sum is not known either
             squares = report.squares
             unknown = torch.full_like(squares[:, -1:], math.nan)
             report = replace(report, squares=torch.cat([squares[:, :-1], unknown], 1))
         return report
-
-
-def filled(report: Gradients, figures: Mapping[Place, Figures]) -> Gradients:
-    """The report with the figures of all places, added up by input."""
-    if not figures:
-        nothing = torch.zeros(len(report.inputs), len(report.names) + 1, dtype=torch.float64)
-        return replace(report, squares=nothing)
-    some = next(iter(figures.values())).squares
-    size = len(report.names)
-    squares = [[some.new_zeros(()) for _ in range(size + 1)] for _ in report.inputs]
-    grams = [[[some.new_zeros(())] * size for _ in range(size)] for _ in report.inputs]
-    for (name, _), at in figures.items():
-        row = report.inputs.index(name)
-        columns = [report.names.index(term) for term in at.names]
-        for column, square in zip((*columns, size), at.squares.to(some.device), strict=True):
-            squares[row][column] = squares[row][column] + square
-        if at.gram is not None:
-            for i, line in zip(columns, at.gram.to(some.device), strict=True):
-                for j, product in zip(columns, line, strict=True):
-                    grams[row][i][j] = grams[row][i][j] + product
-    report = replace(report, squares=torch.stack([torch.stack(line) for line in squares]))
-    if any(at.gram is None for at in figures.values()):
-        return report
-    return replace(
-        report, grams=torch.stack([torch.stack([torch.stack(r) for r in m]) for m in grams])
-    )

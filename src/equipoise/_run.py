@@ -18,7 +18,7 @@ from equipoise._fast import take
 from equipoise._finite import check_finite
 from equipoise._inputs import keys_of
 from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
-from equipoise._recorder import BASE, Level, Place, Reading, Recorder
+from equipoise._recorder import BASE, NO_GRAPH, Level, Place, Reading, Recorder
 from equipoise._term import Term, in_term, weight_at
 
 if TYPE_CHECKING:
@@ -84,9 +84,11 @@ class Call:
 
     def result(self, value: Tensor, metrics: Metrics) -> TermResult:
         """The value with its weight."""
-        contribution = value if self.name == BASE else self.weight * value
+        counted = value
         if self.term.nan_policy == "skip":
-            contribution = torch.where(value.isfinite(), contribution, 0.0)
+            # Before it is weighed: a weight that learns would get NaN from it.
+            counted = torch.where(value.isfinite(), value, 0.0)
+        contribution = counted if self.name == BASE else self.weight * counted
         if not isinstance(self.weight, Tensor) and self.weight == 0:
             # 0 · value would be NaN where the value is infinite. It stays in the graph, for data
             # parallelism waits for every parameter's gradient.
@@ -101,7 +103,7 @@ class Call:
         elif not some_input:
             error = "none of its inputs requires grad"
         elif not value.requires_grad:
-            error = "its value has no graph: something in it is detached or not differentiable"
+            error = NO_GRAPH
         return Reading(self.weight, value, edges, error)
 
 
@@ -144,6 +146,8 @@ def _call(
     options = {**term.options, **overrides.get(name, {})}
     with in_term(name):
         weight = weight_at(name, term, step)
+    if isinstance(weight, Tensor):
+        weight = weight.clone()  # an optimizer may change it before it is reported
     return Call(name, term, weight, options)
 
 

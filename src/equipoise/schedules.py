@@ -304,7 +304,7 @@ def _to_plain(value: object) -> object:
             f"only schedules of `equipoise.schedules` go to plain data, got {value!r}. "
             "Use one of them, or keep this pipeline in code."
         )
-    return value
+    return float(value) if isinstance(value, float) else value  # numpy's is no plain one
 
 
 def _from_plain(name: str, value: Any) -> object:  # noqa: ANN401

@@ -21,6 +21,7 @@ LAYERS = (
         "_inputs",
         "_base",
         "_gradients",
+        "_figures",
         "_recorder",
         "_evaluation",
         "_ahead",

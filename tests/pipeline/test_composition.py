@@ -699,6 +699,13 @@ def test_an_edit_returns_a_copy(name: str) -> None:
     assert dict(EDITED.terms) == terms
 
 
+def test_a_term_may_be_called_like_an_argument() -> None:
+    """`self` is a name like any other."""
+    pipeline = Pipeline(self=Term(eq.l1))
+    assert str(pipeline.reweighted(self=2.0)) == "2·self(x)"
+    assert str(pipeline.renamed(self="me")) == "me(x)"
+
+
 def test_an_edited_pipeline_evaluates_as_edited() -> None:
     """Other weights, other names, other terms in what it computes."""
     x = vector()

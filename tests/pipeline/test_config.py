@@ -4,6 +4,7 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,6 +132,49 @@ def test_what_is_no_plain_data_cannot_be_written() -> None:
         eq.OptionError, match=r"a\.options: `mask` must be plain data .* got Tensor"
     ):
         pipeline.to_config()
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones() -> None:
+    """A sweep over `np.logspace` makes weights, options and schedules that YAML knows not."""
+    number = np.float64(1e-3)
+    pipeline = Pipeline(
+        a=Term(eq.l1, weight=number, options={"scale": number}),
+        b=Term(eq.l1, weight=schedules.linear(number, number, steps=3)),
+        c=Term(eq.l1, weight=schedules.piecewise({0: number})),
+    )
+    config = pipeline.to_config()
+    assert yaml.safe_load(yaml.safe_dump(config)) == config
+    assert type(config["a"]["weight"]) is float
+
+
+def test_keys_that_are_no_text_cannot_be_written() -> None:
+    """JSON would make a text of them: another table, read back."""
+    pipeline = Pipeline(a=Term(table, options={"by": {0: 1.0}}))
+    with pytest.raises(eq.OptionError, match=r"a\.options: `by` must be plain data .* with keys"):
+        pipeline.to_config()
+    assert Pipeline(a=Term(table, options={"by": {"0": 1.0}})).to_config()["a"]["options"] == {
+        "by": {"0": 1.0}
+    }
+
+
+def table(x: Tensor, *, by: Any) -> Tensor:
+    """With a mapping as its option."""
+    return by * x
+
+
+def test_two_penalties_of_one_name_cannot_be_written() -> None:
+    """Read back, they would be the same; the same one twice is no fault."""
+    mean, total = torch.nn.MSELoss(), torch.nn.MSELoss(reduction="sum")
+    pipeline = Pipeline(
+        a=Term(mean, inputs=("x", "y")),
+        b=Term(mean, inputs=("y", "x")),
+        c=Term(total, inputs=("x", "y")),
+    )
+    with pytest.raises(
+        eq.OptionError, match=r"c\.penalty: .* got two that are called 'MSELoss'\. Use `def`"
+    ):
+        pipeline.to_config()
+    assert pipeline.without("c").to_config()["b"]["penalty"] == "MSELoss"
 
 
 def test_a_schedule_of_ones_own_cannot_be_written() -> None:

@@ -283,6 +283,16 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def test_keys_of_metrics_become_text() -> None:
+    """JSON has no others; flat and nested figures call them the same."""
+    result = Pipeline(a=Term(lambda x: (x.sum(), {("f", 1): 2.0, 3: 4.0})))(torch.ones(2))
+    assert json.loads(result.to_json())["regularizers"]["a"]["custom"] == {
+        "('f', 1)": 2.0,
+        "3": 4.0,
+    }
+    assert result.metrics()["a/('f', 1)"] == 2.0
+
+
 def test_json_is_valid_whatever_happened() -> None:
     """NaN and infinities become strings, at every depth; `to_dict` keeps them as numbers."""
 

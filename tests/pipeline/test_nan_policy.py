@@ -51,6 +51,21 @@ def test_skip_leaves_the_other_terms_alone(track: object) -> None:
         assert metrics["total_grad_norm"] == pytest.approx(20**0.5)
 
 
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
+def test_skip_leaves_a_weight_that_learns_alone(fault: float) -> None:
+    """The weight of a skipped term gets gradient 0; NaN and both infinities are skipped."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    weight = torch.tensor(0.5, requires_grad=True)
+    broken = Term(lambda x: fault * x.sum(), weight=weight, nan_policy="skip")
+    result = Pipeline(good=Term(good), bad=broken)(x)
+    result.total.backward()
+    assert result.total.item() == 5.0
+    assert weight.grad is not None
+    assert weight.grad.item() == 0.0
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 4.0]
+
+
 def test_skip_lets_finite_values_through() -> None:
     """Where nothing is wrong a term with the policy trains as without it, bit for bit."""
     gradients = []

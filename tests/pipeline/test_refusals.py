@@ -369,6 +369,11 @@ CALLS = [
         r"`base` must be a scalar, got shape \(2,\)\. Use `\.mean\(\)`",
     ),
     shows(
+        lambda: TWO(X, base=torch.tensor(1j)),
+        eq.InputTypeError,
+        r"`base` must be a real number, got torch\.complex64\. Use `\.abs\(\)`",
+    ),
+    shows(
         lambda: TWO(X, base=3.0),  # type: ignore[arg-type]
         eq.InputTypeError,
         r"`base` must be a scalar tensor or a function, got float\. Use the task loss",

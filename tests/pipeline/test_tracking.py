@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
 from equipoise import Pipeline, Term
-from equipoise._recorder import Figures, Recorder
+from equipoise._figures import Figures
+from equipoise._numerics import CHUNK
+from equipoise._recorder import Recorder
 from tests.contracts.test_device import NoWaiting
 from tests.penalties.assertions import assert_close, assert_equal
 from tests.pipeline.assertions import (
@@ -89,6 +91,23 @@ def test_tracking_changes_no_bit_of_a_learned_weight() -> None:
     for report in values[1:]:
         assert_norm(report["l2"].grad_norm, 2 * math.sqrt(30))
         assert_norm(report["l2"].grad_norm_weighted, math.sqrt(30) / 2)
+
+
+@pytest.mark.parametrize("track", LEVELS)
+def test_a_report_is_of_the_weight_that_was_used(track: str) -> None:
+    """An optimizer that changes a learned weight in place changes no figure of what was before."""
+    weight = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    result = Pipeline(l2=Term(eq.l2, weight=weight))(ramp(), track=track)
+    history = eq.tracking.History()
+    result.total.backward()
+    history.add(result)
+    told = (result.metrics(), result.to_dict(), str(result))
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert weight.item() == pytest.approx(0.5 - 0.1 * 30)
+    assert (result.metrics(), result.to_dict(), str(result)) == told
+    assert told[0]["l2_grad_norm"] == pytest.approx(2 * math.sqrt(30))
+    assert history._read(None)[0].weights == {"l2": 0.5}
+    assert not result.gradients.weights[0].requires_grad  # type: ignore[union-attr]
 
 
 def test_values_are_in_the_graph_of_their_own_terms() -> None:
@@ -478,6 +497,82 @@ def test_a_second_backward_pass_reports_the_same(track: str) -> None:
 
 
 @pytest.mark.parametrize("track", LEVELS)
+def test_a_pass_of_the_penalty_replaces_one_of_the_base(track: str) -> None:
+    """What the base did to an input that the penalty does not read is no part of its norm."""
+    a, b = ramp(2), ramp(2)
+    pipeline = Pipeline(
+        base=Term(lambda a, b: (a * b).sum(), inputs=("a", "b")), l1=Term(eq.l1, inputs="b")
+    )
+    result = pipeline(a=a, b=b, track=track)
+    result.base.backward(retain_graph=True)  # type: ignore[union-attr]
+    assert_norm(result.gradients["base"].grad_norm, math.sqrt(10))
+    assert result.gradients["l1"].grad_norm is None
+    result.penalty.backward()
+    assert_norm(result.gradients["l1"].grad_norm, math.sqrt(2))
+    assert result.gradients["base"].grad_norm is None
+    assert_norm(result.gradients.total_norm, math.sqrt(2))
+
+
+@pytest.mark.parametrize("track", LEVELS)
+def test_a_pass_that_ends_early_is_not_taken_for_the_whole(track: str) -> None:
+    """Of a term whose inputs were seen in part there is no norm; one that ignores them has one."""
+    a, b = ramp(2), ramp(2)
+    terms = {
+        "both": Term(lambda a, b: (a * b).sum(), inputs=("a", "b")),
+        "first": Term(lambda a, b: (a * b.detach()).sum(), inputs=("a", "b")),
+        "second": Term(eq.l1, inputs="b"),
+    }
+    result = Pipeline(**terms)(a=a, b=b, track=track)
+    result.total.backward(inputs=[a])
+    assert_equal(a.grad, 2 * b)
+    report = result.gradients
+    assert report["both"].grad_error == "the backward pass ended before it came to the input 'b'"
+    assert_norm(report["first"].grad_norm, b.norm())
+    assert "or the backward pass left it out" in str(report["second"].grad_error)
+    assert report.total_norm.isnan()
+
+
+@pytest.mark.parametrize("track", LEVELS)
+def test_gradients_of_a_batch_of_directions_are_not_measured(track: str) -> None:
+    """`is_grads_batched` sends what has no single norm: training goes on, the report says why."""
+    x = ramp(2)
+    result = two_terms()(x, track=track)
+    (slopes,) = torch.autograd.grad(
+        result.total * torch.ones(2, dtype=torch.float64), x, torch.eye(2), is_grads_batched=True
+    )
+    assert_equal(slopes, (2 * x + 0.5).expand(2, 2))
+    for term in result.gradients.terms.values():
+        assert term.grad_norm is None
+        assert "Batching rule not implemented" in str(term.grad_error)
+    assert result.gradients.total_norm.isnan()
+
+
+def test_a_norm_that_cannot_be_taken_does_not_stop_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The term whose norm failed says why, the others stay, and the next pass may succeed."""
+    x = ramp()
+    slope = 2 * x.detach() + 0.5
+
+    def failing(tensors: list[Tensor]) -> Tensor:
+        if torch.equal(tensors[0], 2 * x):
+            raise torch.OutOfMemoryError("no memory\nleft")
+        return torch.linalg.vector_norm(tensors[0])
+
+    result = two_terms()(x, track="norms")
+    with monkeypatch.context() as patch:
+        patch.setattr("equipoise._recorder.total_norm", failing)
+        result.total.backward(retain_graph=True)
+    assert_equal(x.grad, slope)
+    assert result.gradients["l2"].grad_error == "no memory"
+    assert_norm(result.gradients["sum"].grad_norm, 2.0)
+    assert result.gradients.total_norm.isnan()
+    result.total.backward()
+    assert_norm(result.gradients["l2"].grad_norm, 2 * x.norm())
+    assert_norm(result.gradients.total_norm, slope.norm())
+
+
+@pytest.mark.parametrize("track", LEVELS)
 def test_only_passes_from_the_total_are_reported(track: str) -> None:
     """Differentiating one term, or a gradient, leaves the report as the training pass made it."""
     x = ramp()
@@ -706,6 +801,23 @@ def test_one_tensor_under_two_names_has_two_rows(track: str) -> None:
     assert_equal(x.grad, 2 * x + 0.5)
 
 
+@pytest.mark.parametrize("track", [False, *LEVELS])
+def test_a_base_tensor_reads_a_tensor_of_two_names_once(track: Any) -> None:
+    """It is counted at the first name: which of them it went by, nothing tells."""
+    x = ramp()
+    result = Pipeline(l2=Term(eq.l2, inputs="p"), l1=Term(eq.l1, inputs="q"))(
+        p=x, q=x, base=3 * x.sum(), track=track
+    )
+    reports = [result.gradients]
+    result.total.backward()
+    if track:
+        reports.append(result.gradients)
+    for report in reports:
+        assert_norm(report["base"].grad_norm, 6.0)
+        assert_norm(report.by_input["p"].total_norm, (2 * x + 3).norm())
+        assert_norm(report.by_input["q"].total_norm, 2.0)
+
+
 @pytest.mark.parametrize("track", LEVELS)
 def test_inputs_without_gradient_have_no_row(track: str) -> None:
     """Neither integers, nor what does not require grad, nor data, nor what no term reads."""
@@ -763,6 +875,18 @@ def test_inference_mode_has_values_and_no_report(track: Any) -> None:
 
 
 # What has no gradient says why -------------------------------------------------------------------
+
+
+class Mute(torch.autograd.Function):
+    """The identity, with a backward that fails without a word."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(*_: Any) -> Tensor:
+        raise ValueError
 
 
 class Stubborn(torch.autograd.Function):
@@ -836,6 +960,19 @@ def test_a_backward_that_fails_on_demand_is_reported_in_place(track: Any) -> Non
     assert report.total_norm.isnan()
     with pytest.raises(RuntimeError, match="no way back"):
         result.total.backward()
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_backward_that_fails_in_its_own_way_is_reported_in_place(base: bool) -> None:
+    """Any exception is a reason; one that says nothing is told by its name."""
+    x = ramp()
+    pipeline = Pipeline(l2=Term(eq.l2))
+    if base:
+        report = pipeline(x, base=Mute.apply(x).sum(), track=True).gradients
+    else:
+        report = pipeline.with_term("wall", Term(lambda x: Mute.apply(x).sum()))(x).gradients
+    assert report["base" if base else "wall"].grad_error == "ValueError"
+    assert_norm(report["l2"].grad_norm, 2 * x.norm())
 
 
 @pytest.mark.parametrize("track", LEVELS)
@@ -1038,10 +1175,14 @@ def test_norms_make_no_tensor_of_the_size_of_an_input() -> None:
 
 
 def peak(track: Any) -> int:
-    """The most memory that torch held at a time, in bytes, as its own allocator tells."""
-    x = torch.linspace(-1, 1, N).requires_grad_()
+    """The most memory that torch held at a time, in bytes, as its own allocator tells.
+
+    The terms keep nothing of their forward pass: its peak would hide what the backward pass takes.
+    """
+    x, slope = torch.linspace(-1, 1, N).requires_grad_(), torch.ones(N)
+    terms = {name: Term(lambda x: torch.dot(x, slope), weight=0.1) for name in "abc"}
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
-        result = large_pipeline()(x, track=track)
+        result = Pipeline(**terms)(x, track=track)
         result.total.backward()
     del result
     held = most = 0
@@ -1055,7 +1196,7 @@ def peak(track: Any) -> int:
 def test_norms_do_not_raise_the_peak_of_memory() -> None:
     """The peak is the same up to a chunk in float64; the gram keeps a gradient for each term."""
     plain, norms, gram = peak(False), peak("norms"), peak("gram")
-    chunk = (1 << 18) * 8
+    chunk = 8 * CHUNK
     assert plain > 4 * N
     assert norms <= plain + chunk + 4096  # scalars
     assert gram >= plain + 4 * N
@@ -1111,9 +1252,9 @@ def test_norms_keep_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Tensor] = []
     true = Recorder._all_passed
 
-    def noting(self: Recorder, place: Any, gradient: Tensor) -> None:
+    def noting(self: Recorder, gradient: Tensor, place: Any) -> None:
         kept.extend(self.passing[place].values())
-        true(self, place, gradient)
+        true(self, gradient, place)
 
     monkeypatch.setattr(Recorder, "_all_passed", noting)
     result = large_pipeline()(torch.randn(1000, requires_grad=True), track="norms")

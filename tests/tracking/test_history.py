@@ -1,11 +1,14 @@
 """A history finds who moved the model, and what looks wrong."""
 
+import copy
+import gc
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import equipoise as eq
 from equipoise import Pipeline, Term, tracking
@@ -44,8 +47,9 @@ def test_means_are_over_the_last_steps() -> None:
 
 
 def test_the_window_forgets() -> None:
-    """With a window of two only the last two of four steps are left."""
+    """With a window of two only the last two of four steps are left, also before they are read."""
     history = history_of(norms(1, 2, 3, 6), window=2)
+    assert len(history._arriving) == 2
     assert len(history) == 2
     assert history.means() == {"a": 4.5}
 
@@ -56,8 +60,10 @@ def test_ema_weighs_the_past_by_its_decay() -> None:
 
 
 def test_trends_compare_the_halves() -> None:
-    """Norms 1, 1, 3, 3 have tripled."""
+    """Norms 1, 1, 3, 3 have tripled; the middle one of three counts in both halves."""
     assert history_of(norms(1, 1, 3, 3)).trends() == {"a": 3.0}
+    assert history_of(norms(1, 2, 3)).trends() == {"a": 2.5 / 1.5}
+    assert history_of(norms(7)).trends() == {"a": 1.0}
 
 
 def test_who_dominated_depends_on_the_steps_asked_for() -> None:
@@ -133,6 +139,33 @@ def test_a_term_without_gradient_is_dead() -> None:
     assert kinds(history) == {("dead", "b")}
     alive = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 0.1], 1.0)}
     assert kinds(history_of([dead, dead, alive])) == set()
+
+
+def test_a_term_that_was_detached_is_dead() -> None:
+    """It has no gradient to be 0, which is no better; one that is switched off is no finding."""
+    history = tracking.History()
+    pipeline = Pipeline(
+        a=Term(eq.l1), lost=Term(lambda x: x.detach().sum()), off=Term(eq.l2, differentiable=False)
+    )
+    for _ in range(3):
+        result = pipeline(torch.ones(2, requires_grad=True), track=True)
+        result.total.backward()
+        history.add(result)
+    (finding,) = history.findings()
+    assert (finding.kind, finding.term, finding.window) == ("dead", "lost", 3)
+    assert finding.evidence == {"steps without a graph": 3.0}
+    assert str(finding).endswith(
+        "something in it is detached or not differentiable, in all 3 steps"
+    )
+
+
+def test_a_step_without_a_direction_is_no_part_of_the_mean() -> None:
+    """Opposed in nine of ten steps, and 0 in one, where no cosine is."""
+    opposed = {"a": ([1.0, 0.0], 1.0), "b": ([-1.0, 0.0], 1.0)}
+    still = {"a": ([1.0, 0.0], 1.0), "b": ([0.0, 0.0], 1.0)}
+    (finding,) = history_of([opposed] * 9 + [still]).findings()
+    assert (finding.kind, finding.window) == ("conflict", 10)
+    assert finding.evidence == {"mean cosine": -1.0, "part of steps": 0.9}
 
 
 def test_a_value_of_zero_without_gradient_looks_like_an_empty_mask() -> None:
@@ -268,6 +301,18 @@ def test_untracked_evaluations_are_passed_over() -> None:
     assert len(history) == 0
     with pytest.raises(eq.GradientError, match="needs at least one tracked evaluation"):
         history.dominant()
+
+
+def test_a_history_holds_on_to_no_graph() -> None:
+    """Of an evaluation that was added, and never differentiated, nothing but figures is left."""
+    history = tracking.History()
+    hidden = torch.ones(4, requires_grad=True) * 2
+    kept = StorageWeakRef(hidden.untyped_storage())
+    history.add(Pipeline(square=Term(lambda x: (x * x).sum()))(hidden, track=True))
+    del hidden
+    gc.collect()
+    assert kept.expired()
+    assert copy.deepcopy(history).means() == history.means() == {"square": 8.0}
 
 
 def test_nothing_is_fetched_until_something_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

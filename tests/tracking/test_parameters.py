@@ -88,6 +88,26 @@ def test_gradients_accumulate_and_are_scaled(model: Model) -> None:
     torch.testing.assert_close(grads(model), [4 * g for g in once], rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("scale", [2.0**16, torch.tensor(2.0**16)], ids=["number", "tensor"])
+@pytest.mark.parametrize("level", ["norms", "gram"])
+def test_the_scale_is_that_of_the_loss(level: Any, scale: Any) -> None:
+    """A gradient of 1e-9 is 0 in float16 unless it is scaled before it gets there."""
+    slopes = []
+    for scaled_by_hand in (True, False):
+        w = torch.ones(2, requires_grad=True)
+        result = Pipeline(tiny=Term(lambda h: 1e-9 * h.float().sum()))(w.half() * 1)
+        if scaled_by_hand:
+            (scale * result.total).backward()
+        else:
+            report = tracking.parameter_gradients(result, [w], level=level, scale=scale)
+        slopes.append(w.grad)
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0, atol=0)
+    assert slopes[1].min() > 0  # type: ignore[union-attr]
+    for norm in (report.weighted["tiny"], report.total_norm):
+        # A float16 has 11 bits, and 65536e-9 is a normal one.
+        torch.testing.assert_close(norm.float(), torch.tensor(2**0.5 * 1e-9), rtol=2**-11, atol=0)  # type: ignore[union-attr]
+
+
 def by_hand(model: Model) -> dict[str, Tensor]:
     """Each weighted term's gradient as one vector."""
     result = evaluated(model)

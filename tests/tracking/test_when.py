@@ -85,16 +85,14 @@ def test_nan_is_a_spike_and_no_measure() -> None:
 
 
 def test_a_spike_survives_saving() -> None:
-    """State taken after a spike, and loaded elsewhere, is answered there."""
-    when = tracking.on_spike(factor=2.0)
-    for total in (1.0, 4.0, 4.0):
-        when.observe(torch.tensor(total))
-    assert when() == "norms"
-    when._take(40.0)
-    other = tracking.on_spike(factor=2.0)
-    other.load_state_dict(when.state_dict())
-    assert other() == "norms"
-    assert other.state_dict()["previous"] == 40.0
+    """State taken right after the step that spiked, and loaded elsewhere, is answered there."""
+    when, other = tracking.on_spike(factor=2.0), tracking.on_spike(factor=2.0)
+    for total in (1.0, 1.0, 40.0):
+        _tracked(when, total**0.5)
+    state = when.state_dict()
+    other.load_state_dict(state)
+    assert when() == other() == "norms"
+    assert state == {"previous": pytest.approx(40.0), "spiked": True}
 
 
 def test_policies_print_how_they_are_made() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from equipoise._recorder import NO_GRAPH
+
 Kind = Literal["conflict", "dead", "dominated", "empty", "exploding", "weightless"]
 
 DOMINATED = 100.0
@@ -28,6 +30,8 @@ class Step:
     weights: Mapping[str, float]
     norms: Mapping[str, float]
     cosines: Mapping[tuple[str, str], float]
+    detached: Mapping[str, float]
+    """1 for each term whose value had no graph, though an input required grad."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,21 @@ def motionless(steps: Sequence[Step]) -> Iterator[Finding]:
         )
 
 
+def detached(steps: Sequence[Step]) -> Iterator[Finding]:
+    """A term that has no gradient at all, not even 0, and that not on purpose."""
+    for name in terms(steps):
+        lost = column(steps, "detached", name)
+        if lost and not column(steps, "norms", name):
+            yield Finding(
+                kind="dead",
+                term=name,
+                message=f"{NO_GRAPH}, in all {len(lost)} steps",
+                threshold=0.0,
+                window=len(lost),
+                evidence={"steps without a graph": math.fsum(lost)},
+            )
+
+
 def dominated(steps: Sequence[Step]) -> Iterator[Finding]:
     """A term far below the largest one."""
     means = {name: mean_norm(steps, name) for name in terms(steps)}
@@ -131,17 +150,18 @@ def conflicting(steps: Sequence[Step]) -> Iterator[Finding]:
     for first, second in combinations(terms(steps), 2):
         pair = [s.cosines[first, second] for s in steps if (first, second) in s.cosines]
         against = [cosine for cosine in pair if cosine < CONFLICT]
+        typical = mean([cosine for cosine in pair if math.isfinite(cosine)])
         if pair and len(against) >= OFTEN * len(pair):
             yield Finding(
                 kind="conflict",
                 term=first,
                 message=(
                     f"pulls against {second} in {len(against)} of {len(pair)} steps, mean cosine "
-                    f"{mean(pair):.2f}"
+                    f"{typical:.2f}"
                 ),
                 threshold=CONFLICT,
                 window=len(pair),
-                evidence={"mean cosine": mean(pair), "part of steps": len(against) / len(pair)},
+                evidence={"mean cosine": typical, "part of steps": len(against) / len(pair)},
             )
 
 
@@ -166,6 +186,7 @@ def exploding(steps: Sequence[Step]) -> Iterator[Finding]:
 RULES: tuple[Callable[[Sequence[Step]], Iterator[Finding]], ...] = (
     exploding,
     motionless,
+    detached,
     weightless,
     dominated,
     conflicting,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import combinations
 from typing import Any
+
+from torch import Tensor
 
 from equipoise._errors import GradientError, check_count, check_number
 from equipoise._evaluation import Evaluation, Number, check_evaluation
 from equipoise._gradients import largest
 from equipoise._host import on_host
+from equipoise._recorder import NO_GRAPH
 from equipoise.tracking._findings import Finding, Step, column, findings, mean, mean_norm, terms
 
 
@@ -137,17 +141,21 @@ def _figures(result: Evaluation) -> dict[Any, Number]:
     for name, norm in report.weighted.items():
         if norm is not None:
             figures["norms", name] = norm
+    for name, reason in report.errors.items():
+        if reason == NO_GRAPH:
+            figures["detached", name] = 1.0
     if report.grams is not None:
         alive = [name for name in report.names if name not in report.errors]
         cosines = report.cosines
         for first, second in combinations(alive, 2):
             place = (report.names.index(first), report.names.index(second))
             figures["cosines", first, second] = cosines[place]
-    return figures
+    # Detached: a history of training must not hold on to its graphs.
+    return {k: f.detach() if isinstance(f, Tensor) else f for k, f in figures.items()}
 
 
 def _step(figures: Mapping[Any, float]) -> Step:
-    parts: dict[str, dict[Any, float]] = {"values": {}, "weights": {}, "norms": {}, "cosines": {}}
+    parts: dict[str, dict[Any, float]] = {part.name: {} for part in fields(Step)}
     for (part, *names), figure in figures.items():
         parts[part][names[0] if len(names) == 1 else tuple(names)] = figure
     return Step(**parts)

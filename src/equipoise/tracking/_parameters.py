@@ -17,9 +17,10 @@ from equipoise._errors import (
     check_flag,
 )
 from equipoise._evaluation import Evaluation, check_evaluation
+from equipoise._figures import Figures, filled
 from equipoise._gradients import Gradients, added
 from equipoise._numerics import total_norm
-from equipoise._recorder import BASE, Figures, Level, Place, filled
+from equipoise._recorder import BASE, Level, Place
 
 Parameters = Iterable[Tensor] | Mapping[str, Iterable[Tensor]] | Mapping[str, Tensor]
 
@@ -37,8 +38,9 @@ def parameter_gradients(
     """Differentiate every term with respect to parameters, and report as at the inputs.
 
     One backward pass a term. Their sum *is* the training gradient: it is added to each parameter's
-    ``.grad`` (times ``scale``), so that no ``result.total.backward()`` is needed any more. The last
-    pass, that of the base, frees its graph. Penalties that read weights directly are counted too.
+    ``.grad``, so that no ``result.total.backward()`` is needed any more. The last pass, that of the
+    base, frees its graph. Penalties that read weights directly are counted too. ``scale``
+    multiplies the loss, as a gradient scaler does; the report does not depend on it.
 
     For a part of the model (``model.lm_head.parameters()``) the passes end early and cost less;
     then give ``set_grad=False``, which leaves graph and ``.grad`` alone, and call ``backward``
@@ -78,7 +80,7 @@ def parameter_gradients(
         _check_leaves(places)
     if result.tracked and set_grad:
         _ = result.gradients  # `metrics` will ask for it, and the graph it needs is about to go
-    passes = _Passes(places, level)
+    passes = _Passes(places, level, scale)
     terms = result.results
     differentiable = [name for name in terms if _reason(name, result) is None]
     differentiable.sort(key=lambda name: name == BASE)  # the model's graph is needed until then
@@ -97,7 +99,7 @@ def parameter_gradients(
             "Use the model's own parameters; or set_grad=False, and `result.total.backward()`."
         )
     if set_grad:
-        passes.accumulate(scale)
+        passes.accumulate()
     errors = {name: reason for name in terms if (reason := _reason(name, result)) is not None}
     for name in differentiable:
         if name not in passes.reached:
@@ -105,7 +107,9 @@ def parameter_gradients(
     report = Gradients(
         names=tuple(terms),
         inputs=tuple(dict.fromkeys(group for group, _ in places)),
-        weights=tuple(term.weight for term in terms.values()),
+        weights=tuple(
+            t.weight.detach() if isinstance(t.weight, Tensor) else t.weight for t in terms.values()
+        ),
         errors=errors,
         squares=torch.zeros(0),
     )
@@ -175,9 +179,10 @@ def _reason(name: str, result: Evaluation) -> str | None:
 class _Passes:
     """One backward pass a term; the sum, and of each pass only what the level needs."""
 
-    def __init__(self, places: dict[Place, Tensor], level: Level) -> None:
+    def __init__(self, places: dict[Place, Tensor], level: Level, scale: float | Tensor) -> None:
         self.places = places
         self.level = level
+        self.scale = scale
         self.sums: dict[Place, Tensor] = {}
         self.kept: dict[Place, dict[str, Tensor]] = {}
         self.reached: set[str] = set()
@@ -187,6 +192,7 @@ class _Passes:
             gradients = torch.autograd.grad(
                 contribution,
                 list(self.places.values()),
+                self._scale_as(contribution) * torch.ones_like(contribution),
                 retain_graph=keep_graph,
                 allow_unused=True,
             )
@@ -208,23 +214,31 @@ class _Passes:
             kept = gradient if self.level == "gram" else total_norm([gradient])
             self.kept.setdefault(place, {})[name] = kept
 
-    def accumulate(self, scale: float | Tensor) -> None:
+    def _scale_as(self, x: Tensor) -> float | Tensor:
+        return self.scale.detach().to(x) if isinstance(self.scale, Tensor) else self.scale
+
+    def accumulate(self) -> None:
         """Add the sums to the parameters' gradients, as a backward pass does."""
-        scaled = isinstance(scale, Tensor) or scale != 1.0
         for place, gradient in self.sums.items():
             parameter = self.places[place]
             # Not the gradient itself: it may be that of a second parameter, or of a view.
-            addend = gradient * scale if scaled else gradient.clone()
+            addend = gradient.clone()
             before = parameter.grad
             parameter.grad = addend if before is None else added(before, addend)
 
     def figures(self) -> dict[Place, Figures]:
+        return {place: self._without_scale(self._measured(place)) for place in self.kept}
+
+    def _measured(self, place: Place) -> Figures:
+        kept = self.kept[place]
         if self.level == "gram":
-            return {place: Figures.of(kept, "gram") for place, kept in self.kept.items()}
-        return {
-            place: Figures.of_norms(kept, [*kept.values(), total_norm([self.sums[place]])])
-            for place, kept in self.kept.items()
-        }
+            return Figures.of(kept, "gram")
+        return Figures.of_norms(kept, [*kept.values(), total_norm([self.sums[place]])])
+
+    def _without_scale(self, found: Figures) -> Figures:
+        scale = self._scale_as(found.squares)
+        gram = None if found.gram is None else found.gram / (scale * scale)
+        return Figures(found.names, found.squares / (scale * scale), gram)
 
 
 def _compared(report: Gradients, other: Gradients) -> Gradients:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,11 +71,11 @@ class OnSpike:
         self.level = level
         self._previous: float | None = None
         self._spiked = False
-        self._arriving: deque[tuple[Tensor, Callable[[], bool]]] = deque()
+        self._arriving: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def __call__(self, _step: int | None = None, /) -> Level | Literal[False]:
         """The level now: a spike is answered once."""
-        while self._arriving and self._arriving[0][1]():
+        while self._arriving and _is_here(self._arriving[0][1]):
             self._take(float(self._arriving.popleft()[0]))
         spiked, self._spiked = self._spiked, False
         return self.level if spiked else False
@@ -88,16 +87,21 @@ class OnSpike:
         """Send the total on its way to the host; the pipeline calls this."""
         total = total.detach()
         if total.device.type != "cuda":
-            self._arriving.append((total.clone(), lambda: True))
+            self._arriving.append((total.clone(), None))
             return
         there = torch.empty((), dtype=total.dtype, pin_memory=True)
         there.copy_(total, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(total.device))
-        self._arriving.append((there, arrived.query))
+        self._arriving.append((there, arrived))
 
     def state_dict(self) -> dict[str, float | bool | None]:
-        """What the next step depends on."""
+        """What the next step depends on; waits for the totals that are still on their way."""
+        while self._arriving:
+            total, arrived = self._arriving.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            self._take(float(total))
         return {"previous": self._previous, "spiked": self._spiked}
 
     def load_state_dict(self, state: dict[str, float | bool | None]) -> None:
@@ -112,6 +116,10 @@ class OnSpike:
             self._spiked = True
         if total - total == 0:  # finite
             self._previous = total
+
+
+def _is_here(arrived: torch.cuda.Event | None) -> bool:
+    return arrived is None or bool(arrived.query())  # type: ignore[no-untyped-call]
 
 
 def on_spike(factor: float = 2.0, *, level: Level = "norms") -> OnSpike:
