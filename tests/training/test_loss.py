@@ -197,7 +197,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a step": (
         lambda: wrap_loss(F.mse_loss, PIPELINE, inputs={"step": 3})(LOGITS, LOGITS),
         eq.InputError,
-        "hold 'step', which is the criterion's own to give, got it again. Use another name, or `cr",
+        "hold 'step', which is the criterion's own to give, got it again. Use `criterion.step`.",
     ),
     "nothing to take": (
         lambda: wrap_loss(F.mse_loss, PIPELINE).take_last(),

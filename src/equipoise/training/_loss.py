@@ -108,9 +108,10 @@ class WrappedLoss(nn.Module):
         given = self._given()
         for name in OWN:
             if name in given:
+                other = "`criterion.step`" if name == "step" else "another name"
                 raise InputError(
                     f"`inputs` must not hold {name!r}, which is the criterion's own to give, got "
-                    f"it again. Use another name{', or `criterion.step`' if name == 'step' else ''}."
+                    f"it again. Use {other}."
                 )
         nameless = any(term.inputs is None for term in self.pipeline.terms.values())
         result = self.pipeline(
