@@ -114,6 +114,24 @@ def test_an_interrupted_run_goes_on_exactly(
     assert_same(rest, whole)
 
 
+@pytest.mark.parametrize("stop", [{"epochs": 1}, {"steps": 10}])
+def test_persistent_workers_give_the_same_batches(tmp_path: Path, stop: dict[str, int]) -> None:
+    """Workers that stay draw a seed once in a run, and once more in a resumed one: no matter."""
+
+    def lasting() -> DataLoader[Any]:
+        options = {"num_workers": 1, "persistent_workers": True}
+        return DataLoader(data(), batch_size=3, shuffle=True, **options)
+
+    path, whole, rest = tmp_path / "run.pt", made(), made()
+    torch.manual_seed(0)
+    fit(whole, lasting(), epochs=3, progress=False)
+    part = made()
+    torch.manual_seed(0)
+    fit(part, lasting(), checkpoint=path, progress=False, **{"epochs": 3, **stop})
+    fit(rest, lasting(), epochs=3, checkpoint=path, resume=True, progress=False)
+    assert_same(rest, whole)
+
+
 def test_a_file_in_the_middle_is_enough(tmp_path: Path) -> None:
     """A run that was killed between two files goes on from the last one."""
     path = tmp_path / "run.pt"

@@ -75,8 +75,9 @@ def fit(
 
     *At the edge:* at the end of an epoch an update is made with the calls there are, fewer than
     ``accumulate`` or not. What a sink raises is logged and does not stop training. The bar needs
-    tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators are not
-    saved, and neither is a row that is not full. In several processes each needs a file of its own.
+    tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators and those
+    of persistent workers are not saved, and neither is a row that is not full. In several processes
+    each needs a file of its own.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -110,6 +111,8 @@ def fit(
     if epochs is None and steps is None:
         epochs = 1
     _check_folder(checkpoint)
+    if getattr(loader, "persistent_workers", False):
+        iter(loader)  # makes the workers now: their seed is part of no epoch, resumed or not
     place = _place(step, loader, checkpoint if resume else None)
     total = _total(step, loader, place, epochs, steps)
     bar = Progress(shown=progress, done=step.number, total=total)
