@@ -217,6 +217,16 @@ def test_a_schedule_goes_on_until_there_is_a_weight() -> None:
         assert callable(pipeline["kl"].weight) == (step == 0)
 
 
+def test_a_schedule_ends_with_a_report_that_does_not_hold() -> None:
+    """Nothing waits to see whether it does: the weight stays what it was in that report."""
+    losses = {**LOSSES, "kl": lambda x: torch.nan * x.sum()}
+    pipeline = pipeline_of(losses).reweighted(kl=schedules.linear(0.0, 1.0, steps=5))
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    result = pipeline(x, step=2, track=True)
+    result.total.backward()
+    assert GradientRatio({"kl": 1.0}).update(result, pipeline)["kl"].weight == 0.5
+
+
 def test_half_precision_keeps_its_type() -> None:
     """A balanced weight does not widen a bfloat16 loss beyond float32."""
     pipeline = pipeline_of({"base": along([3.0, 4.0]), "kl": along([0.0, 2.0])})

@@ -417,6 +417,11 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         eq.InputTypeError,
         "`balancer` must be a Balancer, got str. Use `balance.GradientShare({'kl': 0.1})`, say.",
     ),
+    "balancer alone": (
+        lambda: step_of(network(), balancer=balance.GradientRatio({"small": 0.5})),
+        eq.OptionError,
+        "`track` must say when gradients are measured for the `balancer`, got False. Use `tracking",
+    ),
     "autocast": (
         lambda: step_of(network(), autocast="bf16"),
         eq.InputTypeError,

@@ -33,8 +33,9 @@ class Balancer(ABC):
 
     *At the edge:* an evaluation that was not tracked changes nothing, and neither does a report in
     which a gradient is NaN, infinite or 0; all this is decided on the device, and nothing waits for
-    it. A term without a gradient keeps its weight, which is logged once. Weights keep their signs,
-    and stay within ``limits``. Where `torch.distributed` is initialized the report is reduced over
+    it. A term without a gradient keeps its weight, which is logged once. A schedule ends
+    with the first report after ``warmup``, whether it holds or not. Weights keep their signs, and
+    stay within ``limits``. Where `torch.distributed` is initialized the report is reduced over
     all processes, so that weights are the same on each; then every process must update at the same
     steps, and waits for the others. What is measured against a base needs one.
 

@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from equipoise._errors import InputError, InputTypeError, check_count
+from equipoise._errors import InputError, InputTypeError, OptionError, check_count
 from equipoise._evaluation import Evaluation
 from equipoise._pipeline import Pipeline, Track
 from equipoise._probes import map_tensors
@@ -97,6 +97,11 @@ class TrainStep:
             autocast=autocast,
             scaler=scaler,
         )
+        if balancer is not None and track is False:
+            raise OptionError(
+                "`track` must say when gradients are measured for the `balancer`, got False. "
+                "Use `tracking.every(10)`, say."
+            )
         check_count("accumulate", accumulate)
         self.model = model
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
