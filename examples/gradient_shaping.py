@@ -53,7 +53,7 @@ def main() -> None:
     print(f"\nskipped steps, and why: {handle.nonfinite()}")
     print("the last step:")
     for name, figure in handle.metrics().items():
-        print(f"  {name:<36}{figure:8.3f}")
+        print(f"  {name:<38}{figure:8.3f}")
 
 
 if __name__ == "__main__":

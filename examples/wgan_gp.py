@@ -77,14 +77,14 @@ def draw(critic: nn.Module, generator: nn.Module, path: Path) -> None:
     with torch.no_grad():
         height = critic(plane).reshape(120, 120).T
         made, samples = generator(torch.randn(600, 4)), mixture(600)
-    figure, axes = plt.subplots(figsize=(5, 5), layout="constrained")
-    axes.contourf(line.numpy(), line.numpy(), height.numpy(), levels=24, cmap="Greys")
-    axes.scatter(*samples.T.numpy(), s=6, color="#e69f00", label="data")
-    axes.scatter(*made.T.numpy(), s=6, color="#0072b2", label="made of noise")
-    axes.set(aspect="equal", title="WGAN-GP after 600 steps; shades are the critic's values")
-    axes.title.set_fontsize(9)
-    axes.legend(loc="lower left", fontsize=8)
-    figure.savefig(path, dpi=80)
+    figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
+    shades = axes.contourf(line.numpy(), line.numpy(), height.numpy(), levels=12, cmap="Greys_r")
+    figure.colorbar(shades, label="the critic's value: higher where it expects data")
+    for points, color, label in ((samples, "#e69f00", "data"), (made, "#0072b2", "generated")):
+        axes.scatter(*points.T.numpy(), s=7, color=color, alpha=0.7, linewidths=0, label=label)
+    axes.set(aspect="equal", title="WGAN-GP after 600 steps")
+    axes.legend(loc="lower left", framealpha=1.0)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:

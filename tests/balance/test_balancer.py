@@ -16,7 +16,7 @@ from torch import Tensor
 import equipoise as eq
 from equipoise import Pipeline, Term, balance, schedules
 from equipoise.balance import Balancer, GradientRatio
-from tests.balance.networks import along, around, evaluated, numbers, pipeline_of
+from tests.balance.networks import along, around, descended, evaluated, numbers, pipeline_of
 
 LOSSES = {
     "base": lambda x: around([3.0, 4.0])(x) + 1.0,
@@ -131,6 +131,28 @@ def test_an_evaluation_that_was_not_tracked_changes_nothing(kind: str) -> None:
     assert_same_state(balancer, twin)
 
 
+STEADY: dict[str, Callable[[], Balancer]] = {
+    "share": lambda: balance.GradientShare({"kl": 0.2}),
+    "ratio": lambda: balance.GradientRatio({"kl": 0.25}, decay=0.9),
+    "gradnorm": lambda: balance.GradNorm(["base", "kl"], lr=0.02),
+    "gram": lambda: balance.from_gram(
+        lambda gram: gram.diagonal().rsqrt(), terms=["base", "kl"], decay=0.95
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STEADY)
+def test_weights_are_steady_under_noise(kind: str) -> None:
+    """Noise of a quarter of the distance between the optima moves a weight by a sixth at most."""
+    losses = {"base": around([0.0, 0.0]), "kl": around([1.0, 1.0], 4.0), "c": along([-0.4, -0.4])}
+    losses = {name: lambda x, f=f: f(x) + 1.0 for name, f in losses.items()}
+    pipeline = pipeline_of(losses)
+    at, _, weights = descended(STEADY[kind](), pipeline, [0.5, 0.5], noise=0.1, steps=400)
+    late = torch.tensor([now["kl"] for now in weights[200:]])
+    assert late.std() < late.mean() / 6
+    assert 0 < at.min() < at.max() < 1.1
+
+
 class Waits(torch.overrides.TorchFunctionMode):
     """Counts the ways in which Python looks at a tensor's number."""
 
@@ -195,6 +217,16 @@ def test_a_schedule_goes_on_until_there_is_a_weight() -> None:
         assert callable(pipeline["kl"].weight) == (step == 0)
 
 
+def test_a_schedule_ends_with_a_report_that_does_not_hold() -> None:
+    """Nothing waits to see whether it does: the weight stays what it was in that report."""
+    losses = {**LOSSES, "kl": lambda x: torch.nan * x.sum()}
+    pipeline = pipeline_of(losses).reweighted(kl=schedules.linear(0.0, 1.0, steps=5))
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    result = pipeline(x, step=2, track=True)
+    result.total.backward()
+    assert GradientRatio({"kl": 1.0}).update(result, pipeline)["kl"].weight == 0.5
+
+
 def test_half_precision_keeps_its_type() -> None:
     """A balanced weight does not widen a bfloat16 loss beyond float32."""
     pipeline = pipeline_of({"base": along([3.0, 4.0]), "kl": along([0.0, 2.0])})
@@ -212,7 +244,11 @@ def _process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     weights = {}
-    last = {"last": lambda: GradientRatio({"kl": 2.0})}
+    torch.manual_seed(rank)
+    last = {
+        "random": lambda: balance.from_gram(lambda gram: torch.rand(len(gram))),
+        "last": lambda: GradientRatio({"kl": 2.0}),
+    }
     for kind, make in (MAKE | last).items():
         balancer = make()
         # Each process sees other points, and the second one once a NaN.
@@ -224,7 +260,10 @@ def _process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_same_weights(tmp_path: Path) -> None:
-    """Reports differ, weights do not, for every balancer; and they are those of both batches."""
+    """Reports differ, weights do not, for every balancer; and they are those of both batches.
+
+    Neither do they where a rule draws random numbers, of which each process has its own.
+    """
     mp.spawn(_process, args=(str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first == second
@@ -253,12 +292,48 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "state": (
         lambda: GradientRatio({"kl": 1.0}).load_state_dict(
-            {"reports": 1, "weights": {"l1": torch.ones(())}, "memory": {}}
+            {
+                "kind": "GradientRatio",
+                "reports": 1,
+                "weights": {"l1": torch.ones(())},
+                "memory": {},
+            }
         ),
         eq.InputError,
         "a state must be that of the same balancer, of kl, got one of 'l1'. Use the terms",
     ),
+    "another's state": (
+        lambda: GradientRatio({"kl": 1.0}).load_state_dict(MAKE["gradnorm"]().state_dict()),
+        eq.InputError,
+        "a state must be that of a GradientRatio, got GradNorm. Use what its `state_dict()` return",
+    ),
+    "no state": (
+        lambda: GradientRatio({"kl": 1.0}).load_state_dict({}),
+        eq.InputError,
+        "a state must be that of a GradientRatio, got dict. Use what",
+    ),
+    "no base": (
+        lambda: updated(GradientRatio({"kl": 1.0})),
+        eq.InputError,
+        "GradientRatio({'kl': 1.0}, base='base') measures against the base, got a report of kl, c.",
+    ),
+    "no base among the terms": (
+        lambda: updated(balance.GradNorm(["base", "kl"])),
+        eq.InputError,
+        "measures against the base, got a report of kl, c. Use `pipeline(..., base=loss)`, a te",
+    ),
+    "misspelt base": (
+        lambda: updated(GradientRatio({"kl": 1.0}, base="cc")),
+        eq.OptionError,
+        "the pipeline has the terms kl, c, got 'cc'. Did you mean 'c'?",
+    ),
 }
+
+
+def updated(balancer: Balancer) -> Pipeline:
+    """An update of a pipeline without a base."""
+    pipeline = pipeline_of({"kl": LOSSES["kl"], "c": along([1.0, 0.0])})
+    return balancer.update(evaluated(pipeline), pipeline)
 
 
 @pytest.mark.parametrize("case", REFUSALS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise import Term
 from equipoise.balance import GradNorm
 from tests.balance.networks import along, descended, evaluated, numbers, pipeline_of
 
@@ -92,6 +93,37 @@ def test_two_quadratics_reach_their_optimum_together() -> None:
         plain = plain - 0.01 * plain * torch.tensor([20.0, 1.0], dtype=torch.float64)
     assert at.norm() < 0.5 * plain.norm()
     assert all(0 < w < 2 for step in weights for w in step.values())
+
+
+def test_lazy_terms_are_balanced_by_what_they_do_on_average() -> None:
+    """A term evaluated at every fourth step with four times its weight gets the plain weight."""
+    plain = pipeline_of({n: lambda x, f=f: f(x) + 10.0 for n, f in CONSTANT.items()})
+    lazy = plain.without("b").with_term("b", Term(plain["b"].penalty, every=4))
+    found = []
+    for begun in (plain, lazy):
+        balancer, pipeline = GradNorm(["a", "b", "c"], lr=0.1), begun
+        for step in range(9):
+            x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+            result = pipeline(x, step=step, track=step % 4 == 0)
+            result.total.backward()
+            pipeline = balancer.update(result, pipeline)
+        found.append(numbers(balancer))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_weight_leaves_its_limit_at_once() -> None:
+    """However long a weight was held at a limit, the first report the other way moves it."""
+    balancer = GradNorm(["a", "b"], alpha=0.0, lr=0.1, limits=(0.5, 4.0))
+    steep = {"a": lambda x: along([100.0, 0.0])(x) + 50, "b": lambda x: along([0.0, 1.0])(x) + 50}
+    pipeline = pipeline_of(steep)
+    for _ in range(100):
+        pipeline = balancer.update(evaluated(pipeline), pipeline)
+    assert numbers(balancer)["a"] == 0.5
+    assert 1.5 < numbers(balancer)["b"] < 1.6  # the rest of 2, and what the limit gives back
+    flat = pipeline_of({"a": along([0.01, 0.0]), "b": steep["b"]}, **numbers(balancer))
+    given = {name: torch.tensor(50.0) for name in "ab"}
+    balancer.update(evaluated(flat).gradients, flat, values=given)
+    assert numbers(balancer)["a"] > 0.5
 
 
 def test_values_that_are_not_positive_change_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Module(lightning.LightningModule):
 
 def fit(
     module: lightning.LightningModule,
-    data: list[tuple[Tensor, Tensor]],
+    data: list[tuple[Tensor, Tensor]] | DataLoader[Any],
     *,
     ckpt_path: str | None = None,
     **options: Any,
@@ -94,7 +95,8 @@ def fit(
         "callbacks": [module.regularize],
     }
     trainer = lightning.Trainer(**{**settings, **options})
-    trainer.fit(module, DataLoader(data, batch_size=None), ckpt_path=ckpt_path)
+    loader = DataLoader(data, batch_size=None) if isinstance(data, list) else data
+    trainer.fit(module, loader, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -319,6 +321,48 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
     assert [key for key in state if key.startswith("PipelineCallback")] == [
         "PipelineCallback{'prefix': 'equipoise/'}"
     ]
+
+
+class Stateful(DataLoader[Any]):
+    """A loader that goes on behind the batches it gave before it was saved."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        begun = self.at
+        for number, batch in enumerate(super().__iter__(), 1):
+            if number > begun:
+                self.at = number % len(self)
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_run_resumed_within_an_epoch_goes_on_where_the_loader_does(tmp_path: Path) -> None:
+    """From any update, of accumulated batches too: weights and rows to the last bit."""
+
+    def train(*others: lightning.Callback, **options: Any) -> lightning.Trainer:
+        regularize = PipelineCallback(PIPELINE, transform=STATEFUL, track=tracking.every(2))
+        module = Module(regularize, momentum=0.9)
+        loader = Stateful(batches(8, 10), batch_size=None)
+        settings = {"max_steps": 6, "max_epochs": -1, "accumulate_grad_batches": 3}
+        return fit(module, loader, callbacks=[regularize, *others], **settings, **options)
+
+    class Keep(lightning.Callback):
+        def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+            path = tmp_path / f"{trainer.global_step}.ckpt"
+            if not path.exists():  # gradients that wait for an update are in no checkpoint
+                trainer.save_checkpoint(path)
+
+    whole = train(Keep())
+    resumed = train(ckpt_path=str(tmp_path / "2.ckpt"))
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert resumed.logger.rows == {n: row for n, row in whole.logger.rows.items() if n >= 2}
 
 
 def test_a_tracking_policy_goes_on_too() -> None:

@@ -104,25 +104,39 @@ def by_hand(
 ) -> tuple[list[float], list[float], list[Tensor]]:
     """Losses, norms of whole gradients and weights at the end of SGD in plain torch."""
     model = llama() if model is None else model
-    params, losses, norms = list(model.parameters()), [], []
+    losses, norms = [], []
     data = [stacked(samples()[i : i + size]) for i in range(0, 80, size)]
     for step in range(len(data) // accumulate):
         batches = data[step * accumulate : (step + 1) * accumulate]
-        number = sum(tokens(b["labels"]) for b in batches)
-        loss = torch.zeros(())
-        for batch in batches:
-            logits = inner(model)(input_ids=batch["input_ids"]).logits
-            summed = token_loss(logits, batch["labels"])
-            base = summed / (tokens(batch["labels"]) * accumulate if means else number)
-            loss = loss + base + penalties(model, logits, step) / accumulate
-        grads = list(torch.autograd.grad(loss, params))
-        losses.append(loss.item())
-        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
-        change(grads)
-        with torch.no_grad():
-            for param, grad in zip(params, grads, strict=True):
-                param.sub_(grad, alpha=LR)
-    return losses, norms, [p.detach() for p in params]
+        loss, norm = by_hand_from(model, batches, step, change=change, means=means)
+        losses.append(loss)
+        norms.append(norm)
+    return losses, norms, [p.detach() for p in model.parameters()]
+
+
+def by_hand_from(
+    model: nn.Module,
+    batches: list[Batch],
+    step: int,
+    *,
+    change: Callable[[list[Tensor]], None] = lambda _: None,
+    means: bool = False,
+) -> tuple[float, float]:
+    """One step of SGD in plain torch: its loss, and the norm of the whole gradient."""
+    params, loss = list(model.parameters()), torch.zeros(())
+    number = sum(tokens(b["labels"]) for b in batches)
+    for batch in batches:
+        logits = inner(model)(input_ids=batch["input_ids"]).logits
+        summed = token_loss(logits, batch["labels"])
+        base = summed / (tokens(batch["labels"]) * len(batches) if means else number)
+        loss = loss + base + penalties(model, logits, step) / len(batches)
+    grads = list(torch.autograd.grad(loss, params))
+    norm = torch.cat([g.flatten() for g in grads]).norm().item()
+    change(grads)
+    with torch.no_grad():
+        for param, grad in zip(params, grads, strict=True):
+            param.sub_(grad, alpha=LR)
+    return loss.item(), norm
 
 
 def inner(model: nn.Module) -> nn.Module:
@@ -282,20 +296,47 @@ def test_naive_penalties_are_too_large(tmp_path: Path) -> None:
     assert history(right, "loss")[0] - base.item() == pytest.approx(now, rel=1e-5)
 
 
+def norms_by_autograd(model: nn.Module, batches: list[Batch], step: int) -> dict[str, float]:
+    """Means over the micro-batches of a step: of norms at the logits, and at the weights."""
+    number, means = (
+        sum(tokens(b["labels"]) for b in batches),
+        dict.fromkeys(("base", "certain"), 0.0),
+    )
+    for batch in batches:
+        logits = model(input_ids=batch["input_ids"]).logits.detach().requires_grad_()
+        logp = logits.log_softmax(-1)
+        values = {
+            # As large as a mean over micro-batches needs it.
+            "base": token_loss(logits, batch["labels"]) * len(batches) / number,
+            "certain": -(logp.exp() * logp).sum(-1).mean() * 0.5 * step / (STEPS - 1),
+        }
+        for name, value in values.items():
+            (grad,) = torch.autograd.grad(value, logits, retain_graph=True)
+            means[name] += grad.double().norm().item() / len(batches)
+    size = torch.cat([p.double().flatten() for p in model.parameters()]).norm().item()
+    return {**means, "decay": 0.04 * size}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_logged_norms_are_those_of_autograd(tmp_path: Path, way: str) -> None:
-    """The norm of each term at logits and weights is what differentiating it gives."""
-    trainer = WAYS[way](PipelineCallback(PIPELINE, track=True), arguments(tmp_path, max_steps=1))
+    """The norm of each term at logits and weights is what differentiating it gives, every step."""
+    args = arguments(tmp_path, size=2, accumulate=2)
+    trainer = WAYS[way](PipelineCallback(PIPELINE, track=True), args)
     trainer.train()
-    row = trainer.state.log_history[0]
-    model, batch = llama(), stacked(samples()[:4])
-    logits = model(input_ids=batch["input_ids"]).logits.detach().requires_grad_()
-    base = token_loss(logits, batch["labels"]) / tokens(batch["labels"])
-    (at_logits,) = torch.autograd.grad(base, logits)
-    assert row["equipoise/base_grad_norm"] == pytest.approx(at_logits.norm().item(), rel=1e-5)
-    size = torch.cat([p.flatten() for p in model.parameters()]).norm().item()
-    assert row["equipoise/decay_grad_norm_weighted"] == pytest.approx(0.04 * size, rel=1e-6)
-    assert row["equipoise/certain_grad_norm_error"] == 1.0  # its weight is 0 in the first step
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    model = llama()
+    for step, row in enumerate(logged):
+        batches = [stacked(samples()[i : i + 2]) for i in (4 * step, 4 * step + 2)]
+        wanted = norms_by_autograd(model, batches, step)
+        assert row["equipoise/base_grad_norm"] == pytest.approx(wanted["base"], rel=2e-6)
+        decay = row["equipoise/decay_grad_norm_weighted"]
+        assert decay == pytest.approx(wanted["decay"], rel=2e-6)
+        if step:  # where its weight is 0 there is no gradient
+            certain = row["equipoise/certain_grad_norm_weighted"]
+            assert certain == pytest.approx(wanted["certain"], rel=2e-6)
+        by_hand_from(model, batches, step)
+    assert len(logged) == STEPS
+    assert logged[0]["equipoise/certain_grad_norm_error"] == 1.0
 
 
 class Reporter(TrainerCallback):

@@ -235,6 +235,21 @@ def test_the_next_call_forgets_the_last() -> None:
     assert isinstance(seen["hidden"], Tensor)
 
 
+def test_calls_of_a_part_add_up_until_they_are_taken() -> None:
+    """Where the model itself is never called, `take` begins anew, and keeps nothing alive."""
+    model = Net()
+    seen = capture(model, hidden="body")
+    for _ in range(2):
+        for _ in range(2):
+            model.body(X)
+        taken = seen.take()["hidden"]
+        assert isinstance(taken, list)
+        assert len(taken) == 2
+        alive = weakref.ref(taken[0])
+        del taken
+        assert alive() is None
+
+
 def test_hooks_come_off() -> None:
     """After `remove`, twice or not, the model has no hooks."""
     model = Net()
@@ -308,6 +323,7 @@ REFUSALS: dict[str, tuple[Any, type[Exception], str]] = {
     "no module": (lambda _: capture(3, h="0"), eq.InputTypeError, "torch.nn.Module, got int"),
     "no path": (lambda m: capture(m, h=3), eq.OptionError, "a module's name, .* got 3. Use"),
     "empty": (lambda m: capture(m, h=()), eq.OptionError, r"a module's name, .* got \(\). Use"),
+    "slice": (lambda m: capture(m, h=("body", slice(1))), eq.OptionError, r"part .* slice\(None"),
     "unread": (lambda m: capture(m, h="body")["h"], eq.InputError, "no call of 'body'. Use"),
     "unknown": (lambda m: capture(m, h="body")["hh"], eq.InputError, "Did you mean 'h'?"),
 }

@@ -13,7 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 import equipoise as eq
 from equipoise import Pipeline, Term, balance, tracking, transforms
@@ -41,10 +47,18 @@ def data(kind: type[TensorDataset] = TensorDataset) -> TensorDataset:
     return kind(x, x.sum(1, keepdim=True))
 
 
-def loader(own: bool = False, kind: type[TensorDataset] = Augmented) -> DataLoader[Any]:
-    """Seven batches of three, shuffled, by torch's generator or by one of its own."""
-    generator = torch.Generator().manual_seed(8) if own else None
-    return DataLoader(data(kind), batch_size=3, shuffle=True, generator=generator)
+def loader(own: str | None = None, kind: type[TensorDataset] = Augmented) -> DataLoader[Any]:
+    """Seven batches of three, shuffled, by torch's generator or by that of one of its parts."""
+    source = data(kind)
+    if own is None:
+        return DataLoader(source, batch_size=3, shuffle=True)
+    generator = torch.Generator().manual_seed(8)
+    if own == "loader":
+        return DataLoader(source, batch_size=3, shuffle=True, generator=generator)
+    sampler = RandomSampler(source, generator=generator)
+    if own == "sampler":
+        return DataLoader(source, batch_size=3, sampler=sampler)
+    return DataLoader(source, batch_sampler=BatchSampler(sampler, 3, drop_last=False))
 
 
 def made(**options: Any) -> TrainStep:
@@ -76,31 +90,45 @@ def assert_same(first: TrainStep, second: TrainStep) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["torch's generator", "its own generator"])
-@pytest.mark.parametrize("stop", [3, 7, 10, 14])
+@pytest.mark.parametrize("own", [None, "loader", "sampler", "batch sampler"])
+@pytest.mark.parametrize("stop", [{"steps": 3}, {"steps": 7}, {"epochs": 1}, {"steps": 10}])
 @pytest.mark.parametrize("every", [None, 1])
 def test_an_interrupted_run_goes_on_exactly(
-    tmp_path: Path, stop: int, own: bool, every: int | None
+    tmp_path: Path, stop: dict[str, int], own: str | None, every: int | None
 ) -> None:
-    """Stopped within an epoch or at its end and resumed from the file: the run's own bits."""
+    """Stopped within an epoch or after it and resumed from the file: the run's own bits.
+
+    Whoever has the generator that shuffles.
+    """
     path = tmp_path / "run.pt"
     whole = made()
     fit(whole, loader(own), epochs=3, progress=False)
 
     part = made()
-    fit(
-        part,
-        loader(own),
-        epochs=3,
-        steps=stop,
-        checkpoint=path,
-        checkpoint_every=every,
-        progress=False,
-    )
-    assert part.number == stop
+    options = {"epochs": 3, **stop}
+    fit(part, loader(own), checkpoint=path, checkpoint_every=every, progress=False, **options)
+    assert part.number == stop.get("steps", 7)
     rest = made()
     torch.manual_seed(99)
     fit(rest, loader(own), epochs=3, checkpoint=path, resume=True, progress=False)
+    assert_same(rest, whole)
+
+
+@pytest.mark.parametrize("stop", [{"epochs": 1}, {"steps": 10}])
+def test_persistent_workers_give_the_same_batches(tmp_path: Path, stop: dict[str, int]) -> None:
+    """Workers that stay draw a seed once in a run, and once more in a resumed one: no matter."""
+
+    def lasting() -> DataLoader[Any]:
+        options = {"num_workers": 1, "persistent_workers": True}
+        return DataLoader(data(), batch_size=3, shuffle=True, **options)
+
+    path, whole, rest = tmp_path / "run.pt", made(), made()
+    torch.manual_seed(0)
+    fit(whole, lasting(), epochs=3, progress=False)
+    part = made()
+    torch.manual_seed(0)
+    fit(part, lasting(), checkpoint=path, progress=False, **{"epochs": 3, **stop})
+    fit(rest, lasting(), epochs=3, checkpoint=path, resume=True, progress=False)
     assert_same(rest, whole)
 
 
@@ -216,8 +244,12 @@ def test_no_call_is_kept_for_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(alive) == 7
 
 
-def test_a_sampler_is_told_the_epoch(tmp_path: Path) -> None:
-    """Samplers that shuffle by the epoch do so anew in each, also in a resumed run."""
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_is_told_the_epoch(tmp_path: Path, batched: bool) -> None:
+    """Samplers that shuffle by the epoch do so anew in each, also in a resumed run.
+
+    One inside a sampler of batches is told too.
+    """
 
     class Counting(SequentialSampler):
         def __init__(self, source: TensorDataset) -> None:
@@ -228,7 +260,12 @@ def test_a_sampler_is_told_the_epoch(tmp_path: Path) -> None:
             self.told.append(epoch)
 
     samplers = [Counting(data()) for _ in range(2)]
-    loaders = [DataLoader(data(), batch_size=10, sampler=sampler) for sampler in samplers]
+    loaders = [
+        DataLoader(data(), batch_sampler=BatchSampler(sampler, 10, drop_last=False))
+        if batched
+        else DataLoader(data(), batch_size=10, sampler=sampler)
+        for sampler in samplers
+    ]
     path = tmp_path / "run.pt"
     fit(made(), loaders[0], epochs=9, steps=3, checkpoint=path, progress=False)
     fit(made(), loaders[1], epochs=3, checkpoint=path, resume=True, progress=False)
@@ -276,6 +313,14 @@ def test_a_bar_with_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loss=" in shown
 
 
+def test_a_second_run_counts_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The end that is shown is that of this run, after however many updates before it."""
+    step = made()
+    fit(step, loader(), epochs=2, progress=False)
+    fit(step, loader())
+    assert "21/21" in capsys.readouterr().err
+
+
 def test_no_progress_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     """`progress=False` writes nothing."""
     fit(made(), loader(), progress=False)
@@ -292,6 +337,11 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: fit(made(), loader(), resume=True),
         eq.OptionError,
         "`checkpoint` must name a file to write to or to go on from, got None. Use",
+    ),
+    "no folder": (
+        lambda: fit(made(), loader(), checkpoint="nowhere/run.pt", progress=False),
+        eq.InputError,
+        "`checkpoint` must be in a folder that is there, got 'nowhere/run.pt'. Use `pathlib.Path('",
     ),
     "no pair": (
         lambda: fit(made(), [torch.ones(2, 3)], progress=False),
@@ -327,6 +377,6 @@ def test_refusals(case: str) -> None:
 def test_another_loader_is_refused(tmp_path: Path) -> None:
     """A run with a generator of the loader's own cannot go on without it."""
     path = tmp_path / "run.pt"
-    fit(made(), loader(own=True), steps=3, checkpoint=path, progress=False)
-    with pytest.raises(eq.InputError, match="got one without a generator of its own"):
+    fit(made(), loader("loader"), steps=3, checkpoint=path, progress=False)
+    with pytest.raises(eq.InputError, match=r"own generators .* were 1, got one with 0\."):
         fit(made(), loader(), checkpoint=path, resume=True, progress=False)

@@ -192,7 +192,12 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "taken name": (
         lambda: wrap_loss(F.mse_loss, PIPELINE, inputs={"target": LOGITS})(LOGITS, LOGITS),
         eq.InputError,
-        "`inputs` must not hold 'target', which the loss is called with, got it again. Use",
+        "`inputs` must not hold 'target', which is the criterion's own to give, got it again. Use",
+    ),
+    "a step": (
+        lambda: wrap_loss(F.mse_loss, PIPELINE, inputs={"step": 3})(LOGITS, LOGITS),
+        eq.InputError,
+        "hold 'step', which is the criterion's own to give, got it again. Use `criterion.step`.",
     ),
     "nothing to take": (
         lambda: wrap_loss(F.mse_loss, PIPELINE).take_last(),

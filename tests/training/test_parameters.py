@@ -42,6 +42,17 @@ def test_choices(case: str) -> None:
     assert all(p is named[name] for name, p in zip(names, chosen, strict=True))
 
 
+def test_a_tied_parameter_answers_to_each_of_its_names() -> None:
+    """By its second name and by the kind of its second module it is chosen, or left out, too."""
+    model = nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 3, bias=False), nn.LayerNorm(3))
+    model[1].weight = model[0].weight
+    for second in ("1.weight", nn.Linear):
+        assert parameters(model, include=second).names == ("0.weight",)
+        assert parameters(model, exclude=second).names == ("2.weight", "2.bias")
+    shared = nn.Sequential(model[0], nn.Sequential(model[0]))
+    assert parameters(shared, include="1.*").names == ("0.weight",)
+
+
 def test_a_selection_chooses() -> None:
     """What `transforms.select` gives is understood, and joins with patterns."""
     model = network()

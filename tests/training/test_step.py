@@ -1,5 +1,6 @@
 """One step does what a hand-written loop does, in the same order and to the same bits."""
 
+import copy
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -369,6 +370,20 @@ def test_a_saved_state_goes_on_with_the_same_bits(tmp_path: Any) -> None:
     assert again.pipeline["extra"].weight == step.pipeline["extra"].weight
 
 
+def test_a_loaded_state_undoes_what_came_after() -> None:
+    """Going back to a state from before the first report, the balanced weights go back too."""
+    model = network()
+    step = everything(model)
+    step.criterion.track = True
+    data = batches(4)
+    begun = copy.deepcopy(step.state_dict())
+    first = [step(x, y).total for x, y in data]
+    assert step.pipeline["extra"].weight != 0.3
+    step.load_state_dict(begun)
+    assert step.pipeline["extra"].weight == 0.3
+    assert torch.equal(torch.stack([step(x, y).total for x, y in data]), torch.stack(first))
+
+
 REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "between": (
         lambda: half_done().state_dict(),
@@ -390,10 +405,22 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         eq.InputTypeError,
         "`optimizer` must be a torch.optim.Optimizer, got str. Use `torch.optim.AdamW(",
     ),
+    "closure": (
+        lambda: TrainStep(
+            network(), F.mse_loss, Pipeline(), torch.optim.LBFGS(network().parameters())
+        ),
+        eq.InputTypeError,
+        "`optimizer` must need no closure, got LBFGS, which computes the loss several times a",
+    ),
     "balancer": (
         lambda: step_of(network(), balancer="share"),
         eq.InputTypeError,
         "`balancer` must be a Balancer, got str. Use `balance.GradientShare({'kl': 0.1})`, say.",
+    ),
+    "balancer alone": (
+        lambda: step_of(network(), balancer=balance.GradientRatio({"small": 0.5})),
+        eq.OptionError,
+        "`track` must say when gradients are measured for the `balancer`, got False. Use `tracking",
     ),
     "autocast": (
         lambda: step_of(network(), autocast="bf16"),

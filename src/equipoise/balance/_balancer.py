@@ -33,10 +33,11 @@ class Balancer(ABC):
 
     *At the edge:* an evaluation that was not tracked changes nothing, and neither does a report in
     which a gradient is NaN, infinite or 0; all this is decided on the device, and nothing waits for
-    it. A term without a gradient keeps its weight, which is logged once. Weights keep their signs,
-    and stay within ``limits``. Where `torch.distributed` is initialized the report is reduced over
+    it. A term without a gradient keeps its weight, which is logged once. A schedule ends
+    with the first report after ``warmup``, whether it holds or not. Weights keep their signs, and
+    stay within ``limits``. Where `torch.distributed` is initialized the report is reduced over
     all processes, so that weights are the same on each; then every process must update at the same
-    steps, and waits for the others.
+    steps, and waits for the others. What is measured against a base needs one.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -50,10 +51,13 @@ class Balancer(ABC):
         tensor(7.)
     """
 
-    def __init__(self, names: Sequence[str], *, limits: Limits, warmup: int) -> None:
+    def __init__(
+        self, names: Sequence[str], *, limits: Limits, warmup: int, base: str | None = None
+    ) -> None:
         check_limits(limits)
         check_count("warmup", warmup, low=0)
         self._names = tuple(names)
+        self._read = self._names if base is None else (base, *self._names)
         self._limits = limits
         self._warmup = warmup
         self._reports = 0
@@ -82,10 +86,11 @@ class Balancer(ABC):
             found = {name: term.value.detach() for name, term in report.results.items()}
             values = found if values is None else values
             report = report.gradients
+        self._check_base(report)
         if _several_processes():
             report = report.reduce()
         self._reports += 1
-        wanted = self._wanted(report, values)
+        wanted = self._wanted(report, values, pipeline)
         if self._reports <= self._warmup:
             return pipeline
         self._set(wanted, report, pipeline)
@@ -98,6 +103,7 @@ class Balancer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What the next update depends on: tensors and plain data."""
         return {
+            "kind": type(self).__name__,
             "reports": self._reports,
             "weights": {name: weight.clone() for name, weight in self._weights.items()},
             "memory": {name: tensor.clone() for name, tensor in self._memory.items()},
@@ -105,6 +111,13 @@ class Balancer(ABC):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Go on from where `state_dict` was taken; use `apply` on the pipeline then."""
+        given: object = state_dict
+        kind = given.get("kind") if isinstance(given, Mapping) else None
+        if kind != type(self).__name__:
+            raise InputError(
+                f"a state must be that of a {type(self).__name__}, got "
+                f"{kind or type(given).__name__}. Use what its `state_dict()` returned."
+            )
         for name in state_dict["weights"]:
             if self._names and name not in self._names:
                 raise InputError(
@@ -117,7 +130,7 @@ class Balancer(ABC):
 
     @abstractmethod
     def _wanted(
-        self, report: Gradients, values: Mapping[str, Tensor] | None
+        self, report: Gradients, values: Mapping[str, Tensor] | None, pipeline: Pipeline
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
         """The size of each weight, and whether it holds."""
 
@@ -125,11 +138,9 @@ class Balancer(ABC):
         self, wanted: Mapping[str, tuple[Tensor, Tensor]], report: Gradients, pipeline: Pipeline
     ) -> None:
         for name, (size, holds) in wanted.items():
-            used = used_weight(report, name)
-            term = pipeline[name]
-            lazily = term.every if term.rescale else 1
-            before = self._weights.get(name, used / lazily).to(used)
-            weight = size.clamp(*self._limits) * used.sign()
+            own = own_weight(report, name, pipeline)
+            before = self._weights.get(name, own).to(own)
+            weight = size.clamp(*self._limits) * own.sign()
             self._weights[name] = torch.where(holds, weight, before).to(torch.float32)
 
     def _measurable(self, report: Gradients, names: Sequence[str]) -> list[str]:
@@ -160,9 +171,16 @@ class Balancer(ABC):
                 f"`pipeline` must be a Pipeline, got {type(pipeline).__name__}. "
                 "Use the one that gave the report."
             )
-        for name in self._names:
+        for name in self._read:
             if name != BASE:
                 pipeline[name]  # refuses a name it does not know
+
+    def _check_base(self, report: Gradients) -> None:
+        if BASE in self._read and BASE not in report.names:
+            raise InputError(
+                f"{self} measures against the base, got a report of {', '.join(report.names)}. "
+                "Use `pipeline(..., base=loss)`, a term named 'base', or the name of another term."
+            )
 
 
 def used_weight(report: Gradients, name: str) -> Tensor:
@@ -171,6 +189,15 @@ def used_weight(report: Gradients, name: str) -> Tensor:
     if isinstance(weight, Tensor):
         return weight.detach().to(report.squares)
     return report.squares.new_full((), weight)
+
+
+def own_weight(report: Gradients, name: str, pipeline: Pipeline) -> Tensor:
+    """The same as the pipeline has it: of a lazy term, what it weighs on average."""
+    used = used_weight(report, name)
+    if name not in pipeline.terms:
+        return used  # a base that was given at the call
+    term = pipeline[name]
+    return used / term.every if term.rescale else used
 
 
 def good(*sizes: Tensor) -> Tensor:
@@ -204,6 +231,15 @@ def over_processes(x: Tensor) -> Tensor:
     together = x.clone()
     torch.distributed.all_reduce(together)
     return together / torch.distributed.get_world_size()
+
+
+def of_first_process(x: Tensor) -> Tensor:
+    """What the first process has, on each."""
+    if not _several_processes():
+        return x
+    first = x.clone()
+    torch.distributed.broadcast(first, src=0)
+    return first
 
 
 def _several_processes() -> bool:

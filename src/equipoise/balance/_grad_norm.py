@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise._errors import GradientError, InputError, OptionError, check_number
 from equipoise._gradients import Gradients
+from equipoise._pipeline import Pipeline
 from equipoise._recorder import BASE
 from equipoise.balance._balancer import (
     LIMITS,
@@ -17,7 +18,7 @@ from equipoise.balance._balancer import (
     Limits,
     good,
     over_processes,
-    used_weight,
+    own_weight,
 )
 
 
@@ -73,30 +74,43 @@ class GradNorm(Balancer):
         return f"GradNorm({list(self._names)}, alpha={self._alpha:g}, lr={self._lr:g})"
 
     def _wanted(
-        self, report: Gradients, values: Mapping[str, Tensor] | None
+        self, report: Gradients, values: Mapping[str, Tensor] | None, pipeline: Pipeline
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
         names = self._names
         if len(self._measurable(report, names)) < len(names):
             return {}
         losses = over_processes(self._losses(report, values))
-        norms = torch.stack([cast("Tensor", report[n].grad_norm_weighted) for n in names])
-        used = torch.stack([used_weight(report, name) for name in names])
+        sizes = torch.stack([own_weight(report, name, pipeline).abs() for name in names])
+        norms = sizes * torch.stack([cast("Tensor", report[n].grad_norm) for n in names])
         holds = good(norms, losses)
         # The figures of a report that does not hold go no further than the choice at the end.
-        before = self._memory.get("weights", used.abs()).to(used)
+        before = self._memory.get("weights", sizes).to(sizes)
+        total = self._memory.get("sum", before.sum()).to(sizes)
         first = self._memory.get("losses", torch.full_like(losses, torch.nan)).to(losses)
         first = torch.where(first.isnan() & holds, losses, first)
         pace = losses / first
         mean = norms.mean()
         off = (norms - mean * (pace / pace.mean()) ** self._alpha).sign()
         after = before * torch.exp(-self._lr * off * norms / mean)
-        after = torch.where(holds, after * before.sum() / after.sum(), before)
+        after = self._limited(after * total / after.sum())
+        after = torch.where(holds, after, before)
         if self._reports > self._warmup:
-            self._memory["weights"] = after
+            self._memory.update(weights=after, sum=total)
         self._memory["losses"] = first
-        unit = after[names.index(BASE)] if BASE in names else torch.ones_like(mean)
-        parts = zip(names, (after / unit).unbind(), strict=True)
+        parts = zip(names, (after / self._unit(after)).unbind(), strict=True)
         return {name: (weight, holds) for name, weight in parts if name != BASE}
+
+    def _limited(self, weights: Tensor) -> Tensor:
+        # What is remembered, too: from beyond the limits it would be as far back as it was there.
+        unit = self._unit(weights)
+        limited = (weights / unit).clamp(*self._limits) * unit
+        both = zip(self._names, weights, limited, strict=True)
+        return torch.stack([free if name == BASE else held for name, free, held in both])
+
+    def _unit(self, weights: Tensor) -> Tensor:
+        """The base's own weight, which counts as 1."""
+        there = BASE in self._names
+        return weights[self._names.index(BASE)] if there else torch.ones_like(weights[0])
 
     def _losses(self, report: Gradients, values: Mapping[str, Tensor] | None) -> Tensor:
         if values is None:

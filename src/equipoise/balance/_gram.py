@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._gradients import Gradients
+from equipoise._pipeline import Pipeline
 from equipoise._recorder import BASE
 from equipoise.balance._balancer import (
     LIMITS,
@@ -16,6 +17,7 @@ from equipoise.balance._balancer import (
     Limits,
     check_decay,
     good,
+    of_first_process,
     used_weight,
 )
 
@@ -95,7 +97,7 @@ class GramBalancer(Balancer):
         return f"GramBalancer({name}, terms={list(self._names) or None})"
 
     def _wanted(
-        self, report: Gradients, _values: Mapping[str, Tensor] | None
+        self, report: Gradients, _values: Mapping[str, Tensor] | None, _pipeline: Pipeline
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
         wanted = self._names or report.names
         names = self._measurable(report, wanted)
@@ -107,7 +109,8 @@ class GramBalancer(Balancer):
         holds = good(gram.diagonal()) & gram.isfinite().all()
         mean = self._averaged(f"gram of {', '.join(names)}", gram, holds, self._decay)
         safe = torch.where(holds, mean, torch.eye(len(names), dtype=gram.dtype, device=gram.device))
-        weights = self._checked(self._fn(safe), names).to(gram)
+        # A rule may draw random numbers, as PCGrad's does, and each process draws others.
+        weights = of_first_process(self._checked(self._fn(safe), names).to(gram))
         unit = weights[names.index(BASE)] if BASE in names else torch.ones_like(weights[0])
         holds = holds & weights.isfinite().all() & (unit > 0)
         parts = zip(names, (weights / unit).nan_to_num().unbind(), strict=True)

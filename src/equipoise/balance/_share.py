@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise._errors import OptionError, check_number
 from equipoise._gradients import Gradients
+from equipoise._pipeline import Pipeline
 from equipoise._recorder import BASE
 from equipoise.balance._balancer import LIMITS, Balancer, Limits, check_decay, good
 
@@ -27,14 +28,14 @@ class _AgainstBase(Balancer):
         limits: Limits,
         warmup: int,
     ) -> None:
-        super().__init__(tuple(ratios), limits=limits, warmup=warmup)
+        super().__init__(tuple(ratios), limits=limits, warmup=warmup, base=base)
         self._ratios = dict(ratios)
         self._base = base
         self._decay = decay
         self._eps = eps
 
     def _wanted(
-        self, report: Gradients, _values: Mapping[str, Tensor] | None
+        self, report: Gradients, _values: Mapping[str, Tensor] | None, _pipeline: Pipeline
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
         there = self._measurable(report, [self._base, *self._ratios])
         if self._base not in there:

@@ -33,7 +33,8 @@ def capture(model: nn.Module, /, **places: Place) -> Captures:
 
     In a ``with`` block everything is captured that happens inside, and forgotten at its end.
     Without one, the handle holds what the last call of the model returned, until the next call,
-    `Captures.take` or `Captures.remove`.
+    `Captures.take` or `Captures.remove`. Where only parts of the model are called
+    (``model.encode(x)``) that is never the next one: use a block, or `Captures.take` at every step.
 
     *At the edge:* an unknown module is an error that suggests the near one. Checkpointed models run
     their layers again in the backward pass, which is not captured again; with
@@ -216,8 +217,8 @@ def _in_reentrant_checkpoint() -> bool:
 
 
 def _path(place: object) -> str:
-    path = place[0] if isinstance(place, tuple) and place else place
-    if not isinstance(path, str):
+    path, *parts = place if isinstance(place, tuple) and place else (place,)
+    if not isinstance(path, str) or not all(isinstance(part, str | int) for part in parts):
         raise OptionError(
             "`capture` takes a module's name, or a tuple of that and which part of its output, "
             f"got {place!r}. Use 'encoder.layers.3' or ('lstm', 0), say."

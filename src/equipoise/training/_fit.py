@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise._errors import InputError, InputTypeError, OptionError, check_count
 from equipoise._evaluation import Evaluation
@@ -40,6 +41,8 @@ class _Place:
     epoch: int = 0
     batch: int = 0
     begun: dict[str, Any] = field(default_factory=dict)
+    # The loader's own generators as they are now: what the next epoch is drawn from.
+    drawn: list[Tensor] = field(default_factory=list)
 
 
 def fit(
@@ -67,13 +70,14 @@ def fit(
     ``checkpoint`` is a file that is written after every epoch and every ``checkpoint_every``
     updates; ``resume=True`` goes on from it if it is there. Also in the middle of an epoch the
     order of the data is that of the interrupted run: the epoch's batches so far are drawn again and
-    passed over, from the same random state. A sampler that counts epochs (``set_epoch``) is told
-    which one it is.
+    passed over, from the same random state, also that of the loader's and its samplers' own
+    generators. A sampler that counts epochs (``set_epoch``) is told which one it is.
 
     *At the edge:* at the end of an epoch an update is made with the calls there are, fewer than
     ``accumulate`` or not. What a sink raises is logged and does not stop training. The bar needs
-    tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators are not
-    saved, and neither is a row that is not full. In several processes each needs a file of its own.
+    tqdm (the extra ``progress``); without it there are lines of text. NumPy's generators and those
+    of persistent workers are not saved, and neither is a row that is not full. In several processes
+    each needs a file of its own.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -106,8 +110,12 @@ def fit(
         )
     if epochs is None and steps is None:
         epochs = 1
+    _check_folder(checkpoint)
+    if getattr(loader, "persistent_workers", False):
+        iter(loader)  # makes the workers now: their seed is part of no epoch, resumed or not
     place = _place(step, loader, checkpoint if resume else None)
-    bar = Progress(shown=progress, done=step.number, total=_total(step, loader, epochs, steps))
+    total = _total(step, loader, place, epochs, steps)
+    bar = Progress(shown=progress, done=step.number, total=total)
     rows = _Rows() if sink is not None or progress else None
     try:
         while (epochs is None or place.epoch < epochs) and (steps is None or step.number < steps):
@@ -116,8 +124,8 @@ def fit(
                 if rows is not None and step.number % log_every == 0:
                     bar.loss(_log(step, rows, sink))
                 if checkpoint_every is not None and step.number % checkpoint_every == 0:
-                    _save(step, place, checkpoint)
-            _save(step, place, checkpoint)
+                    _save(step, loader, place, checkpoint)
+            _save(step, loader, place, checkpoint)
     finally:
         bar.close()
 
@@ -150,25 +158,39 @@ def _epoch(
 
 def _batches(loader: Iterable[Any], place: _Place) -> Iterator[Any]:
     """The rest of an epoch; what was trained on already is drawn again as it was then."""
-    generator = getattr(loader, "generator", None)
-    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-    if set_epoch is not None:
-        set_epoch(place.epoch)
+    for part in _parts(loader):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(place.epoch)
+    generators = _generators(loader)
     now = random_state()
     if place.batch:
         set_random_state(place.begun["random"])
-        if generator is not None:
-            generator.set_state(place.begun["loader"])
+        _set(generators, place.begun["loader"])
     else:
-        place.begun = {"random": now}
-        if generator is not None:
-            place.begun["loader"] = generator.get_state()
+        place.begun = {"random": now, "loader": [g.get_state() for g in generators]}
     batches = iter(loader)
     if place.batch:
         for _ in islice(batches, place.batch):
             pass
         set_random_state(now)
     return batches
+
+
+def _parts(loader: Iterable[Any]) -> list[Any]:
+    """What may know of epochs, or draw from a generator of its own: the loader and its samplers."""
+    batches = getattr(loader, "batch_sampler", None)
+    parts = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    return list({id(part): part for part in parts if part is not None}.values())
+
+
+def _generators(loader: Iterable[Any]) -> list[torch.Generator]:
+    found = [getattr(part, "generator", None) for part in _parts(loader)]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _set(generators: Iterable[torch.Generator], states: Iterable[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state.cpu())
 
 
 def _pairs(batches: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
@@ -196,22 +218,30 @@ def _log(step: TrainStep, rows: _Rows, sink: Sink | None) -> float:
 
 
 def _total(
-    step: TrainStep, loader: Iterable[Any], epochs: int | None, steps: int | None
+    step: TrainStep,
+    loader: Iterable[Any],
+    place: _Place,
+    epochs: int | None,
+    steps: int | None,
 ) -> int | None:
-    """How many updates there will be, if that can be told."""
+    """How many updates there will have been, if that can be told."""
     ends = [] if steps is None else [steps]
     if epochs is not None and isinstance(loader, Sized):
-        ends.append(epochs * -(-len(loader) // step.accumulate))
+        left = (epochs - place.epoch) * -(-len(loader) // step.accumulate)
+        ends.append(step.number - place.batch // step.accumulate + left)
     return min(ends, default=None)
 
 
 # Files
 
 
-def _save(step: TrainStep, place: _Place, checkpoint: str | Path | None) -> None:
+def _save(
+    step: TrainStep, loader: Iterable[Any], place: _Place, checkpoint: str | Path | None
+) -> None:
     """Write the file as a whole or not at all."""
     if checkpoint is None:
         return
+    place.drawn = [generator.get_state() for generator in _generators(loader)]
     path = Path(checkpoint)
     half = path.with_name(f"{path.name}.half")
     torch.save({"step": step.state_dict(), "place": vars(place)}, half)
@@ -224,16 +254,24 @@ def _place(step: TrainStep, loader: Iterable[Any], checkpoint: str | Path | None
         return _Place()
     saved = torch.load(checkpoint, map_location=step.device, weights_only=True)
     place = _Place(**saved["place"])
-    wanted = getattr(loader, "generator", None) is not None
-    if place.begun and wanted != ("loader" in place.begun):
+    generators = _generators(loader)
+    if len(generators) != len(place.drawn):
         raise InputError(
-            "a run must go on with the loader it had, got one "
-            f"{'with' if wanted else 'without'} a generator of its own. Use the same loader."
+            "a run must go on with the loader it had, whose own generators (with those of its "
+            f"samplers) were {len(place.drawn)}, got one with {len(generators)}. Use the same one."
         )
     step.load_state_dict(saved["step"])
-    if place.begun.get("loader") is not None:
-        place.begun["loader"] = place.begun["loader"].cpu()
+    _set(generators, place.drawn)
     return place
+
+
+def _check_folder(checkpoint: str | Path | None) -> None:
+    folder = None if checkpoint is None else Path(checkpoint).parent
+    if folder is not None and not folder.is_dir():
+        raise InputError(
+            f"`checkpoint` must be in a folder that is there, got {str(checkpoint)!r}. "
+            f"Use `pathlib.Path({str(folder)!r}).mkdir(parents=True)` first."
+        )
 
 
 def _check_counts(**counts: int | None) -> None:

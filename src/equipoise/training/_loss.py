@@ -16,8 +16,8 @@ from equipoise.training._capture import Captures
 Inputs = Mapping[str, Any] | Captures | Callable[[], Mapping[str, Any]]
 """Further inputs of a pipeline, read at every call: a mapping, captures, or a function."""
 
-OWN = ("prediction", "target")
-"""What the loss itself is called with."""
+OWN = ("prediction", "target", "base", "step", "track", "options")
+"""What the criterion itself gives the pipeline, or keeps from it."""
 
 
 def wrap_loss(
@@ -108,9 +108,10 @@ class WrappedLoss(nn.Module):
         given = self._given()
         for name in OWN:
             if name in given:
+                other = "`criterion.step`" if name == "step" else "another name"
                 raise InputError(
-                    f"`inputs` must not hold {name!r}, which the loss is called with, got it "
-                    "again. Use another name."
+                    f"`inputs` must not hold {name!r}, which is the criterion's own to give, got "
+                    f"it again. Use {other}."
                 )
         nameless = any(term.inputs is None for term in self.pipeline.terms.values())
         result = self.pipeline(

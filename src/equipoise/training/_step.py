@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from equipoise._errors import InputError, InputTypeError, check_count
+from equipoise._errors import InputError, InputTypeError, OptionError, check_count
 from equipoise._evaluation import Evaluation
 from equipoise._pipeline import Pipeline, Track
 from equipoise._probes import map_tensors
@@ -97,12 +97,18 @@ class TrainStep:
             autocast=autocast,
             scaler=scaler,
         )
+        if balancer is not None and track is False:
+            raise OptionError(
+                "`track` must say when gradients are measured for the `balancer`, got False. "
+                "Use `tracking.every(10)`, say."
+            )
         check_count("accumulate", accumulate)
         self.model = model
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.criterion = wrap_loss(loss_fn, pipeline, inputs=inputs, track=track)
         self.criterion.to(self.device)
         self.criterion.step = 0
+        self._given = pipeline
         self.optimizer = optimizer
         self.handle: Handle | None = None
         if transform is not None:
@@ -225,7 +231,8 @@ class TrainStep:
         self.pending = 0
         self.criterion.step = int(state_dict["number"])
         if self.balancer is not None:
-            self.criterion.pipeline = self.balancer.apply(self.pipeline)
+            # Not to the present one: what was balanced since the state was taken is undone.
+            self.criterion.pipeline = self.balancer.apply(self._given)
         set_random_state(state_dict["random"])
 
 
@@ -236,6 +243,11 @@ def _check(scheduler: object, **given: object) -> None:
             raise InputTypeError(
                 f"`{name}` must be a {words}, got {type(value).__name__}. Use {use}."
             )
+    if isinstance(given["optimizer"], LBFGS):
+        raise InputTypeError(
+            "`optimizer` must need no closure, got LBFGS, which computes the loss several times a "
+            "step. Use `torch.optim.AdamW(model.parameters())`, or LBFGS in a loop of your own."
+        )
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputTypeError(
             "`scheduler` must go by the number of updates, got a ReduceLROnPlateau, which waits "

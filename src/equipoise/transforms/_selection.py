@@ -93,19 +93,21 @@ Question = Callable[[str, Tensor, nn.Module], bool]
 
 
 def selected(text: str, model: nn.Module, question: Question) -> Selection:
-    """The parameters of a model for which the answer is yes, each under its first name."""
+    """The parameters of a model for which the answer is yes, each under its first name.
+
+    A parameter that is tied has several names and modules, and is chosen by any of them.
+    """
     if not isinstance(model, nn.Module):
         raise InputTypeError(
             f"`model` must be a torch.nn.Module, got {type(model).__name__}. Use the model itself."
         )
     every: dict[str, Tensor] = {}
     chosen: dict[str, bool] = {}
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        for own, param in module.named_parameters(recurse=False):
-            if id(param) not in seen:
-                seen.add(id(param))
-                name = f"{path}.{own}" if path else own
-                every[name] = param
-                chosen[name] = bool(question(name, param, module))
+    first: dict[int, str] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{own}" if path else own
+            under = first.setdefault(id(param), name)
+            every[under] = param
+            chosen[under] = chosen.get(under, False) or bool(question(name, param, module))
     return Selection(text, every, chosen)

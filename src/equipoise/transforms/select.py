@@ -42,7 +42,8 @@ def everything(model: nn.Module) -> Selection:
 def by_name(model: nn.Module, *patterns: str) -> Selection:
     """Those whose name matches one of the patterns, in which ``*`` stands for anything.
 
-    *At the edge:* a pattern that matches nothing is an error, for it is misspelt.
+    *At the edge:* a pattern that matches nothing is an error, for it is misspelt. A tied parameter
+    is matched by each of its names.
 
     Examples:
         >>> import torch
@@ -53,21 +54,22 @@ def by_name(model: nn.Module, *patterns: str) -> Selection:
     if not patterns:
         raise OptionError("`by_name` needs at least one pattern, got none. Use '*.weight', say.")
     text = f"by_name({', '.join(map(repr, patterns))})"
-    names = list(everything(model)._every)  # noqa: SLF001
+    chosen = selected(text, model, lambda name, *_: any(fnmatchcase(name, p) for p in patterns))
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
                 f"the pattern {pattern!r} must match the name of a parameter, got no match among "
                 f"{len(names)}. {nearest(pattern, names)}"
             )
-    return selected(text, model, lambda name, *_: any(fnmatchcase(name, p) for p in patterns))
+    return chosen
 
 
 def by_type(model: nn.Module, *types: type[nn.Module]) -> Selection:
     """Those that belong to a module of one of these types.
 
     *At the edge:* subclasses count; a module's children do not. Types that the model does not have
-    choose nothing.
+    choose nothing. A tied parameter belongs to each module that has it.
 
     Examples:
         >>> import torch
@@ -106,7 +108,7 @@ def by_dim(model: nn.Module, *, at_least: int = 0, at_most: int | None = None) -
 def where(model: nn.Module, question: Callable[[str, Tensor], bool]) -> Selection:
     """Those for which a function of name and parameter says yes.
 
-    *At the edge:* it is asked once, now.
+    *At the edge:* it is asked now, once for each name that a parameter has.
 
     Examples:
         >>> import torch
