@@ -40,7 +40,7 @@ from benchmarks.tracking import TERMS, recomputed, retained
 from benchmarks.tracking import by_hand as summed
 from equipoise import Pipeline, Term
 from equipoise import _fast as fast
-from equipoise._pipeline import Track
+from equipoise._track import Track
 from equipoise.kernels import _launch as launch
 
 SHAPES = {"fp32 8192×32768": (8192, 32768, torch.float32)} | {

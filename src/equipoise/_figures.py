@@ -48,12 +48,19 @@ class Figures:
         return Figures(tuple(names), torch.stack(list(norms)).to(wide).square(), None)
 
 
-def filled(report: Gradients, figures: Mapping[Place, Figures]) -> Gradients:
-    """The report with the figures of all places, added up by input."""
-    if not figures:
-        nothing = torch.zeros(len(report.inputs), len(report.names) + 1, dtype=torch.float64)
-        return replace(report, squares=nothing)
-    some = next(iter(figures.values())).squares
+def unmeasured(device: torch.device) -> Tensor:
+    """The squares of a report before there are any, on the device of those that will be."""
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return torch.zeros(0, dtype=wide, device=device)
+
+
+def filled(report: Gradients, figures: Mapping[Place, Figures], level: Level) -> Gradients:
+    """The report with the figures of all places, added up by input; without any, with zeros.
+
+    Its form depends on the level alone: processes that combine theirs may have measured different
+    terms, or none.
+    """
+    some = next((at.squares for at in figures.values()), report.squares)
     size = len(report.names)
     squares = [[some.new_zeros(()) for _ in range(size + 1)] for _ in report.inputs]
     grams = [[[some.new_zeros(())] * size for _ in range(size)] for _ in report.inputs]
@@ -67,7 +74,7 @@ def filled(report: Gradients, figures: Mapping[Place, Figures]) -> Gradients:
                 for j, product in zip(columns, line, strict=True):
                     grams[row][i][j] = grams[row][i][j] + product
     report = replace(report, squares=torch.stack([torch.stack(line) for line in squares]))
-    if any(at.gram is None for at in figures.values()):
+    if level == "norms":
         return report
     return replace(
         report, grams=torch.stack([torch.stack([torch.stack(r) for r in m]) for m in grams])

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 from equipoise._base import Base, base_term, check_base, check_base_term
 from equipoise._compiled import Compiler
 from equipoise._config import check_penalties, term_from_config, terms_to_config
-from equipoise._errors import InputTypeError, OptionError, check_choice, nearest
+from equipoise._errors import InputTypeError, OptionError, nearest
 from equipoise._evaluation import Evaluation
 from equipoise._inputs import as_given, check_inputs, keys_of
-from equipoise._recorder import BASE, Level
+from equipoise._recorder import BASE
 from equipoise._run import run
 from equipoise._term import (
     NanPolicy,
@@ -27,18 +27,10 @@ from equipoise._term import (
     in_term,
     is_due,
 )
+from equipoise._track import Observer, Track, level_at
 
-Track = bool | Level | Callable[[int | None], bool | Level]
-"""Whether gradients are tracked at a step, and what of them; or a function that says so."""
-
-
-@runtime_checkable
-class Observer(Protocol):
-    """A tracking policy that wants to be shown every total."""
-
-    def observe(self, total: Tensor, /) -> None:
-        """Take note of a total."""
-
+Overrides = Mapping[str, Mapping[str, Any]]
+"""Options for one call, by term."""
 
 RESERVED_NAMES = ("total", "penalty")
 RESERVED_ENDINGS = ("_weighted", "_grad_norm", "_grad_norm_weighted", "_grad_norm_error")
@@ -97,7 +89,7 @@ class Pipeline:
         base: Base | None = None,
         step: int | None = None,
         track: Track = False,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        options: Overrides | None = None,
         **inputs: Any,  # noqa: ANN401
     ) -> Evaluation:
         """Evaluate every enabled term and add them up.
@@ -123,7 +115,7 @@ class Pipeline:
             named,
             base=base if isinstance(base, Tensor) else None,
             step=step,
-            level=_level(track, step),
+            level=level_at(track, step),
             overrides=overrides,
             compiler=self._compiler,
         )
@@ -269,9 +261,8 @@ class Pipeline:
 
     # Checking
 
-    def _overrides(
-        self, options: Mapping[str, Mapping[str, Any]]
-    ) -> Mapping[str, Mapping[str, Any]]:
+    def _overrides(self, options: Overrides) -> Overrides:
+        check_mapping(options)
         self._check_known(options)
         for name, given in options.items():
             term = self._terms[name]
@@ -320,21 +311,3 @@ def _check_term(name: str, term: object) -> None:
         )
     if name == BASE:
         check_base_term(term)
-
-
-def _level(track: Track, step: int | None) -> Level | None:
-    decided = track(step) if callable(track) else track
-    if isinstance(decided, bool) or decided is None:
-        return "norms" if decided else None
-    if callable(decided):
-        raise OptionError(
-            f"`track` must be a level or a function of the step, got one that returns {decided!r}. "
-            "Use it with its arguments: `track=tracking.every(100)`."
-        )
-    if not isinstance(decided, str):  # 0 would be found among the choices, as it equals False
-        raise OptionError(
-            f"`track` must be False, True, 'norms' or 'gram', got {decided!r}. "
-            "Use `bool(...)`, which for a tensor waits for the device."
-        )
-    check_choice("track", decided, (False, True, "norms", "gram"))
-    return decided

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from equipoise._edges import pulled, pulled_directly, reached
 from equipoise._errors import GradientError, in_short
-from equipoise._figures import Figures, filled
+from equipoise._figures import Figures, filled, unmeasured
 from equipoise._gradients import Gradients, added
 from equipoise._numerics import total_norm
 from equipoise._probes import alias, backward_pass, map_tensors, probe
@@ -223,13 +223,13 @@ class Recorder:
                 "values, got track=False. Use `track='norms'`."
             )
         if self.known and self.taken >= self.readings.keys():
-            return self._gradients(self.known, {})
+            return self._gradients(self.known, {}, self.level or "norms")
         if self.figures or self.upstream or self.in_graph:
             self.figures = {**self.known, **self.figures}
             alone = {place: g for place, g in self.given.items() if place not in self.figures}
             level = self.level or "norms"
             self.figures.update({p: Figures.of({BASE: g}, level) for p, g in alone.items()})
-            return self._gradients(self.figures, self._cut_short())
+            return self._gradients(self.figures, self._cut_short(), level)
         if self.demanded is None:
             self.demanded = self._demand()
         return self.demanded
@@ -270,9 +270,12 @@ class Recorder:
             for place, gradient in found.items():
                 vectors.setdefault(place, {})[name] = weight * gradient
         level = self.level or "gram"
-        return self._gradients({p: Figures.of(v, level) for p, v in vectors.items()}, errors)
+        figures = {place: Figures.of(found, level) for place, found in vectors.items()}
+        return self._gradients(figures, errors, level)
 
-    def _gradients(self, figures: Mapping[Place, Figures], errors: Mapping[str, str]) -> Gradients:
+    def _gradients(
+        self, figures: Mapping[Place, Figures], errors: Mapping[str, str], level: Level
+    ) -> Gradients:
         weights = {name: reading.weight for name, reading in self.readings.items()}
         reasons: dict[str, str] = {}
         for name, reading in self.readings.items():
@@ -296,11 +299,16 @@ class Recorder:
             inputs=tuple(dict.fromkeys(name for name, _ in self.entries)),
             weights=tuple(w.detach() if isinstance(w, Tensor) else w for w in weights.values()),
             errors={**reasons, **failed},
-            squares=torch.zeros(0),
+            squares=unmeasured(self._device()),
         )
-        report = filled(report, figures)
+        report = filled(report, figures, level)
         if failed:  # then their sum is not known either
             squares = report.squares
             unknown = torch.full_like(squares[:, -1:], math.nan)
             report = replace(report, squares=torch.cat([squares[:, :-1], unknown], 1))
         return report
+
+    def _device(self) -> torch.device:
+        values = (reading.value for reading in self.readings.values())
+        some = next(values, self.base)
+        return torch.device("cpu") if some is None else some.device

@@ -33,6 +33,7 @@ LAYERS = (
         "_fast",
         "_run",
         "_config",
+        "_track",
         "_pipeline",
     },
     {"tracking", "balance", "_execution", "telemetry"},

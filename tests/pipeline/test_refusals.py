@@ -484,6 +484,11 @@ CALLS = [
         r"the term 'odd' must return a real number, got torch\.complex64\. Use `\.abs\(\)`",
     ),
     shows(
+        lambda: TWO(X, options=["sparsity"]),  # type: ignore[arg-type]
+        eq.OptionError,
+        r"`options` must be a mapping from names to values, got list",
+    ),
+    shows(
         lambda: TWO(X, options={"sparsity": 2.0}),  # type: ignore[dict-item]
         eq.OptionError,
         r"`options` must be a mapping from names to values, got float",

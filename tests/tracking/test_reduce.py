@@ -67,3 +67,24 @@ def test_two_processes_report_as_one(tmp_path: Path, level: str) -> None:
     assert first["sometimes"] == "it has no gradient on another process"
     assert second["sometimes"].startswith("its value has no graph")
     assert first["calls"] == second["calls"] == 1
+
+
+def _process_with_nothing(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    x = X[rank].clone().requires_grad_()
+    result = Pipeline(l1=pipeline(rank)["sometimes"])(x, track="gram")
+    if rank == 0:
+        result.total.backward()
+    reduced = result.gradients.reduce()
+    torch.save((reduced.grams, reduced["l1"].grad_error), Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_a_process_without_any_gradient_takes_part(tmp_path: Path) -> None:
+    """Its report has the form of the others', with zeros: else they would wait for ever."""
+    mp.spawn(_process_with_nothing, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first[0], torch.full((1, 1, 1), 3.0, dtype=torch.float64))
+    assert torch.equal(first[0], second[0])
+    assert first[1] == "it has no gradient on another process"

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from equipoise._errors import InputError
 from equipoise._evaluation import Evaluation
-from equipoise._pipeline import Pipeline, Track
+from equipoise._pipeline import Pipeline
+from equipoise._track import Track
 from equipoise.tracking._window import Window, check_given
 from equipoise.transforms._attach import Handle, attach
 from equipoise.transforms._transform import GradientTransform

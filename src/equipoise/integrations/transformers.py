@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise._errors import InputError, OptionError, check_choice
-from equipoise._pipeline import Pipeline, Track
+from equipoise._pipeline import Pipeline
+from equipoise._track import Track
 from equipoise.tracking._window import Window, check_given
 from equipoise.transforms._attach import Handle, attach
 from equipoise.transforms._transform import GradientTransform

@@ -17,7 +17,7 @@ from equipoise._errors import (
     check_flag,
 )
 from equipoise._evaluation import Evaluation, check_evaluation
-from equipoise._figures import Figures, filled
+from equipoise._figures import Figures, filled, unmeasured
 from equipoise._gradients import Gradients, added
 from equipoise._numerics import total_norm
 from equipoise._recorder import BASE, Level, Place
@@ -111,9 +111,9 @@ def parameter_gradients(
             t.weight.detach() if isinstance(t.weight, Tensor) else t.weight for t in terms.values()
         ),
         errors=errors,
-        squares=torch.zeros(0),
+        squares=unmeasured(result.total.device),
     )
-    report = filled(report, passes.figures())
+    report = filled(report, passes.figures(), level)
     return report if check_against is None else _compared(report, check_against)
 
 

@@ -11,7 +11,8 @@ from equipoise._context import whole
 from equipoise._errors import InputTypeError
 from equipoise._evaluation import Evaluation
 from equipoise._host import on_host
-from equipoise._pipeline import Observer, Pipeline, Track
+from equipoise._pipeline import Pipeline
+from equipoise._track import Observer, Track
 from equipoise.transforms._transform import check_transform
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from equipoise._errors import InputError, InputTypeError
 from equipoise._evaluation import Evaluation
-from equipoise._pipeline import Pipeline, Track
+from equipoise._pipeline import Pipeline
 from equipoise._recorder import BASE
+from equipoise._track import Track
 from equipoise.training._capture import Captures
 
 Inputs = Mapping[str, Any] | Captures | Callable[[], Mapping[str, Any]]

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from equipoise._errors import InputError, InputTypeError, OptionError, check_count
 from equipoise._evaluation import Evaluation
-from equipoise._pipeline import Pipeline, Track
+from equipoise._pipeline import Pipeline
 from equipoise._probes import map_tensors
+from equipoise._track import Track
 from equipoise.balance._balancer import Balancer
 from equipoise.training._loss import Inputs, wrap_loss
 from equipoise.training._parallel import synchronize, unsynchronized
