@@ -79,10 +79,13 @@ def test_the_readme_has_examples() -> None:
     assert {"README.md", "penalties.md", "pipelines.md", "tracking.md"} <= with_blocks
 
 
-def test_the_readme_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "index.md"], ids=lambda page: page.name)
+def test_a_front_page_shows_what_its_example_prints(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The block of text under the first example is what the example prints."""
-    text = text_of(README)
-    exec(compile(python_blocks(text)[0], str(README), "exec"), {"__name__": "readme"})
+    text = text_of(page)
+    exec(compile(python_blocks(text)[0], str(page), "exec"), {"__name__": page.stem})
     shown = re.search(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert capsys.readouterr().out == shown.group(1)
