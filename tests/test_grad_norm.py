@@ -257,7 +257,7 @@ def test_what_has_no_gradient_is_refused(
             torch.ones(2, dtype=torch.int64),
             r"`x` must hold real floating-point .* got torch\.int64",
         ),
-        (torch.ones(2, dtype=torch.complex64), r"got torch\.complex64\. Use `\.float\(\)`"),
+        (torch.ones(2, dtype=torch.complex64), r"got torch\.complex64\. Use `\.abs\(\)` or"),
         ([1.0], r"`x` must be a tensor, got list\. Use `torch\.as_tensor`"),
     ],
     ids=["integers", "complex", "list"],

@@ -68,11 +68,11 @@ def in_words(names: Iterable[object]) -> str:
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[object]) -> str:
     """Suggest the name that was probably meant, or list all there are."""
-    known = list(names)
+    known = {str(each): each for each in names}
     close = get_close_matches(name, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Use {in_words(known)}."
+    return f"Did you mean {known[close[0]]!r}?" if close else f"Use {in_words(known.values())}."
 
 
 def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -96,7 +96,7 @@ def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
 def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse a value that is not among the choices."""
     if value not in choices:
-        hint = nearest(value, map(str, choices)) if isinstance(value, str) else "Use one of them."
+        hint = nearest(value, choices) if isinstance(value, str) else "Use one of them."
         raise OptionError(f"`{option}` must be {in_words(choices)}, got {value!r}. {hint}")
 
 
@@ -179,8 +179,10 @@ def check_tensor(name: str, value: object) -> None:
         hint = "`model.parameters()`, tensors without names" if named else "`torch.as_tensor`"
         raise InputTypeError(f"`{name}` must be a tensor, got {type(value).__name__}. Use {hint}.")
     if not value.is_floating_point():
+        # Of a complex number `.float()` would drop a part.
+        hint = "`.abs()` or `torch.view_as_real`" if value.is_complex() else "`.float()`"
         raise InputTypeError(
-            f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use `.float()`."
+            f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use {hint}."
         )
 
 
