@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import equipoise as eq
 from tests.penalties.assertions import (
@@ -235,6 +236,19 @@ def test_the_penalty_may_be_differentiated_twice_more() -> None:
     x = torch.rand(ROWS, WIDTH, dtype=torch.float64) + 0.5
     assert_same_function(penalty, closed_form, x)
     assert_same_curvature(penalty, closed_form, x)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_tangent_is_carried_on(learns: bool) -> None:
+    """In forward mode the tangent is that of the gradient, whatever `x` requires."""
+    x, direction = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+    penalty = partial(eq.gradient_penalty, lambda x: x.pow(3).sum(-1))
+    slope = torch.func.grad(penalty)(x)
+    with forward_ad.dual_level():
+        value = penalty(forward_ad.make_dual(x.requires_grad_(learns), direction))
+        tangent = forward_ad.unpack_dual(value).tangent
+    assert tangent is not None
+    assert_close(tangent, (slope * direction).sum())
 
 
 def test_leaves_are_not_touched() -> None:
