@@ -52,7 +52,8 @@ class InputTypeError(InputError, TypeError):
 class NonFiniteError(InputError):
     """A tensor holds NaN or infinities; says which, how many and where first."""
 
-    def __init__(self, message: str, *, nan: int, inf: int) -> None:
+    # Defaults, for pickle makes an exception anew from its message and only then adds the rest.
+    def __init__(self, message: str, *, nan: int = 0, inf: int = 0) -> None:
         super().__init__(message)
         self.nan = nan
         self.inf = inf
