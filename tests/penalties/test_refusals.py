@@ -777,6 +777,16 @@ def test_the_worst_rounding_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_more_than_a_rounding_is_refused(name: str, dtype: torch.dtype) -> None:
+    """A sum that is off by twice the root of the precision's unit is no rounding."""
+    too_much = 1 + 2 * torch.finfo(dtype).eps ** 0.5
+    x = torch.tensor([0.5 * too_much, 0.5 * too_much], dtype=torch.float64).log().to(dtype)
+    with pytest.raises(eq.InputError, match="got a sum of 1"):
+        called(name, x, check=True)
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_only_what_counts_is_checked(name: str) -> None:
     """Rows under the mask and entries outside the support may hold anything; logits too."""
     x = torch.tensor([[0.5, 0.5, 7.0], [float("nan"), 3.0, 7.0]]).log()
