@@ -361,6 +361,14 @@ def test_it_is_the_gradient_penalty_in_between(options: dict[str, object]) -> No
     assert_close(value, eq.gradient_penalty(half_square, between, **options))
 
 
+def test_epsilon_takes_the_precision_of_the_batch() -> None:
+    """Given in float64 to a batch in float32, it gives what a number gives."""
+    x, reference = torch.randn(2, ROWS, WIDTH)
+    penalty = partial(eq.interpolated_gradient_penalty, lambda x: x.pow(3).sum(-1), x, reference)
+    epsilon = torch.full((ROWS, 1), 0.25, dtype=torch.float64)
+    assert_equal(penalty(epsilon=epsilon), penalty(epsilon=0.25))
+
+
 def test_the_precision_is_that_of_the_first_batch() -> None:
     """A reference in another precision is taken into that of x."""
     x, reference = torch.randn(5, WIDTH), torch.randn(5, WIDTH, dtype=torch.float64)
