@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,13 @@ def test_only_what_is_there_is_counted_aloud() -> None:
     assert_says(
         torch.tensor(-INF), "`x` must be finite, got 1 inf among 1 entries, first at index ()"
     )
+
+
+def test_the_error_reaches_another_process() -> None:
+    """Pickled, as between processes, it keeps its message and its counts."""
+    error = refusal(torch.tensor([NAN, INF, INF]))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.nan, copy.inf) == (str(error), 1, 2)
 
 
 def test_several_tensors_are_numbered() -> None:

@@ -183,6 +183,14 @@ def test_millions_of_entries_have_an_exact_norm(kind: str) -> None:
     assert abs(norm.double() - wanted) <= 1e-6 * wanted
 
 
+@pytest.mark.parametrize("size", [2.0**-140, 2.0**-70, 2.0**70, 2.0**110])
+def test_many_squares_neither_overflow_nor_vanish(size: float) -> None:
+    """Also where float32 would be added in rows: squares it does not hold are added otherwise."""
+    entries = size * torch.randint(1, 8, (2**17 + 3,)).float()
+    wanted = exact_norm(entries)
+    assert abs(total_norm([entries]).double() - wanted) <= 1e-6 * wanted
+
+
 @pytest.mark.parametrize("kind", ["equal", "random"])
 def test_a_hundred_million_entries_have_an_exact_norm(kind: str) -> None:
     """The promised 1e-6 at the promised size, by the function that every report is made with."""
@@ -257,7 +265,7 @@ def test_what_has_no_gradient_is_refused(
             torch.ones(2, dtype=torch.int64),
             r"`x` must hold real floating-point .* got torch\.int64",
         ),
-        (torch.ones(2, dtype=torch.complex64), r"got torch\.complex64\. Use `\.float\(\)`"),
+        (torch.ones(2, dtype=torch.complex64), r"got torch\.complex64\. Use `\.abs\(\)` or"),
         ([1.0], r"`x` must be a tensor, got list\. Use `torch\.as_tensor`"),
     ],
     ids=["integers", "complex", "list"],

@@ -52,7 +52,8 @@ class InputTypeError(InputError, TypeError):
 class NonFiniteError(InputError):
     """A tensor holds NaN or infinities; says which, how many and where first."""
 
-    def __init__(self, message: str, *, nan: int, inf: int) -> None:
+    # Defaults, for pickle makes an exception anew from its message and only then adds the rest.
+    def __init__(self, message: str, *, nan: int = 0, inf: int = 0) -> None:
         super().__init__(message)
         self.nan = nan
         self.inf = inf
@@ -73,11 +74,11 @@ def in_short(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[object]) -> str:
     """Suggest the name that was probably meant, or list all there are."""
-    known = list(names)
+    known = {str(each): each for each in names}
     close = get_close_matches(name, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Use {in_words(known)}."
+    return f"Did you mean {known[close[0]]!r}?" if close else f"Use {in_words(known.values())}."
 
 
 def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -101,7 +102,7 @@ def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
 def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse a value that is not among the choices."""
     if value not in choices:
-        hint = nearest(value, map(str, choices)) if isinstance(value, str) else "Use one of them."
+        hint = nearest(value, choices) if isinstance(value, str) else "Use one of them."
         raise OptionError(f"`{option}` must be {in_words(choices)}, got {value!r}. {hint}")
 
 
@@ -184,8 +185,10 @@ def check_tensor(name: str, value: object) -> None:
         hint = "`model.parameters()`, tensors without names" if named else "`torch.as_tensor`"
         raise InputTypeError(f"`{name}` must be a tensor, got {type(value).__name__}. Use {hint}.")
     if not value.is_floating_point():
+        # Of a complex number `.float()` would drop a part.
+        hint = "`.abs()` or `torch.view_as_real`" if value.is_complex() else "`.float()`"
         raise InputTypeError(
-            f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use `.float()`."
+            f"`{name}` must hold real floating-point numbers, got {value.dtype}. Use {hint}."
         )
 
 

@@ -55,7 +55,7 @@ def called(name: str, x: object = X, second: object = None, **options: object) -
 
 
 # A name or value in code, then the rule; what came; and a last sentence that says what to do.
-THREE_BEATS = re.compile(r"`[^`]+` .+[,;] got .+[.] (Use .+[.]|Did you mean '\w+'[?])", re.DOTALL)
+THREE_BEATS = re.compile(r"`[^`]+` .+[,;] got .+[.] (Use .+[.]|Did you mean '?\w+'?[?])", re.DOTALL)
 
 
 def assert_refused(
@@ -137,7 +137,8 @@ CHOICES = [
         "Did you mean 'forward'?",
     ),
     Choice("js_divergence", "base", 10, "'e' or 2", "Use one of them."),
-    Choice("js_divergence", "base", "f", "'e' or 2", "Use 'e' or '2'."),
+    Choice("js_divergence", "base", "f", "'e' or 2", "Use 'e' or 2."),
+    Choice("js_divergence", "base", "2", "'e' or 2", "Did you mean 2?"),
     Choice("entropy", "mode", "bonsu", "'penalty' or 'bonus'", "Did you mean 'bonus'?"),
     Choice("sampled_kl", "estimator", "k4", "'k1', 'k2' or 'k3'", "Use 'k1'"),
     Choice("sampled_kl", "gradient", "k3", "'same' or 'k2'", "Use 'same' or 'k2'."),
@@ -158,7 +159,7 @@ CHOICES = [
     Choice(
         "consistency", "metric", "cos", "'mse', 'l1', 'cosine' or 'kl'", "Did you mean 'cosine'?"
     ),
-    Choice("consistency", "stop_gradient", "both", "None, 'first' or 'second'", "Use 'None'"),
+    Choice("consistency", "stop_gradient", "both", "None, 'first' or 'second'", "Use None,"),
     Choice("gradient_penalty", "per", "samples", "'sample' or 'batch'", "Did you mean 'sample'?"),
     Choice("gradient_penalty", "sided", "both", "'two' or 'one'", "Use 'two' or 'one'."),
     Choice("gradient_penalty", "norm", "l3", "'l2', 'l1' or 'linf'", "Use 'l2'"),
@@ -449,7 +450,7 @@ def test_what_holds_no_real_numbers_is_refused(name: str, dtype: torch.dtype) ->
         eq.InputTypeError,
         f"`{argument(name)}` must hold real floating-point numbers",
         str(dtype),
-        "Use `.float()`.",
+        "Use `.abs()` or `torch.view_as_real`." if dtype.is_complex else "Use `.float()`.",
     )
 
 
@@ -773,6 +774,16 @@ def test_the_worst_rounding_passes(name: str) -> None:
     x = torch.zeros(3075, dtype=torch.float64).log_softmax(-1).to(torch.bfloat16)
     assert abs(x.double().exp().sum() - 1) > 0.03
     called(name, x, check=True)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_more_than_a_rounding_is_refused(name: str, dtype: torch.dtype) -> None:
+    """A sum that is off by twice the root of the precision's unit is no rounding."""
+    too_much = 1 + 2 * torch.finfo(dtype).eps ** 0.5
+    x = torch.tensor([0.5 * too_much, 0.5 * too_much], dtype=torch.float64).log().to(dtype)
+    with pytest.raises(eq.InputError, match="got a sum of 1"):
+        called(name, x, check=True)
 
 
 @pytest.mark.parametrize("name", ROWS)

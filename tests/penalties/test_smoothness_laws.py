@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import equipoise as eq
 from tests.penalties.assertions import (
@@ -237,6 +238,19 @@ def test_the_penalty_may_be_differentiated_twice_more() -> None:
     assert_same_curvature(penalty, closed_form, x)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_tangent_is_carried_on(learns: bool) -> None:
+    """In forward mode the tangent is that of the gradient, whatever `x` requires."""
+    x, direction = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+    penalty = partial(eq.gradient_penalty, lambda x: x.pow(3).sum(-1))
+    slope = torch.func.grad(penalty)(x)
+    with forward_ad.dual_level():
+        value = penalty(forward_ad.make_dual(x.requires_grad_(learns), direction))
+        tangent = forward_ad.unpack_dual(value).tangent
+    assert tangent is not None
+    assert_close(tangent, (slope * direction).sum())
+
+
 def test_leaves_are_not_touched() -> None:
     """Neither `x` nor a parameter has a `.grad` afterwards, and `x` requires what it required."""
     model, x = critic(), torch.randn(5, WIDTH, dtype=torch.float64)
@@ -345,6 +359,14 @@ def test_it_is_the_gradient_penalty_in_between(options: dict[str, object]) -> No
     between = 0.25 * x + 0.75 * reference
     value = eq.interpolated_gradient_penalty(half_square, x, reference, epsilon=0.25, **options)
     assert_close(value, eq.gradient_penalty(half_square, between, **options))
+
+
+def test_epsilon_takes_the_precision_of_the_batch() -> None:
+    """Given in float64 to a batch in float32, it gives what a number gives."""
+    x, reference = torch.randn(2, ROWS, WIDTH)
+    penalty = partial(eq.interpolated_gradient_penalty, lambda x: x.pow(3).sum(-1), x, reference)
+    epsilon = torch.full((ROWS, 1), 0.25, dtype=torch.float64)
+    assert_equal(penalty(epsilon=epsilon), penalty(epsilon=0.25))
 
 
 def test_the_precision_is_that_of_the_first_batch() -> None:

@@ -174,7 +174,8 @@ def _input_gradient(fn: ScalarFunction, x: Tensor) -> Tensor:
             return _input_gradient(fn, x.clone())
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
-        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        # A copy, for `detach` would lose a tangent of forward-mode differentiation.
+        leaf = x if x.requires_grad else x.clone().requires_grad_()
         total = _summed(fn(leaf), leaf)
         gradient = None
         if total.requires_grad:
