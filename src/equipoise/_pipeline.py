@@ -195,7 +195,9 @@ class Pipeline:
         that is tracked and came as a tensor, terms that draw random numbers or read parameters that
         are no input, data that is no tensor, a label that does not exist. So is the second
         derivative, the gradient of one part of the total, and a second backward pass through one
-        graph.
+        graph. Labels are looked at where the term is torch's `cross_entropy` or `nll_loss`, or
+        their module: inside a function of yours a wrong one ends the process, on the CPU, as in
+        everything that is compiled.
 
         Examples:
             >>> import torch, equipoise as eq

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
-from tests.compiled.beside import plainly
+from tests.compiled.beside import hands_over, plainly
 
 
 def leaf(*shape: int) -> Tensor:
@@ -63,6 +64,50 @@ def test_lambdas_made_anew_compile_once(counted: list[int]) -> None:
     for _ in range(4):
         pipeline(leaf(3), base=lambda x: x.pow(4).sum())
     assert counted == [1]
+
+
+class Scaled:
+    """A penalty with a state."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self.by * x.sum()
+
+
+def test_methods_of_several_objects(counted: list[int]) -> None:
+    """Each is a function of its own, however often it is looked up."""
+    pipeline = PIPELINE.compiled()
+    x = leaf(3)
+    for penalty in (*(Scaled(2.0), Scaled(3.0)) * 2,):
+        total, same = (one(x, base=penalty.sum).total for one in (pipeline, PIPELINE))
+        torch.testing.assert_close(total, same, rtol=1e-13, atol=0)
+    one = Scaled(4.0)
+    before = counted[0]
+    for _ in range(4):
+        assert pipeline(x, base=one.sum).base == 4.0 * x.sum()
+    assert counted[0] == before + 1
+
+
+def test_what_a_lambda_closes_over_is_bound_again(
+    counted: list[int],  # noqa: ARG001
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Afterwards the same code over the first thing is not the function that was compiled."""
+    pipeline = PIPELINE.compiled()
+    x = leaf(3)
+
+    def step() -> Tensor:
+        sign = "+"
+        base = pipeline(x, base=lambda x: x.sum() if sign == "+" else -x.sum()).base
+        sign = "-"
+        assert base is not None
+        return base
+
+    assert step() == x.sum()
+    with hands_over(caplog, "bound to something else"):
+        assert step() == x.sum()
 
 
 def test_many_pipelines_do_not_crowd_one_another_out(counted: list[int]) -> None:
