@@ -8,7 +8,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
-from tests.compiled.beside import hands_over, plainly
+from tests.compiled.beside import hands_over, plainly, serves
 
 
 def leaf(*shape: int) -> Tensor:
@@ -42,6 +42,18 @@ def test_shapes_compile_twice(counted: list[int]) -> None:
         x = leaf(rows, 5)
         torch.testing.assert_close(pipeline(x).total, PIPELINE(x).total, rtol=1e-13, atol=0)
     assert counted == [2]
+
+
+def test_a_mask_after_shapes_that_varied(caplog: pytest.LogCaptureFixture) -> None:
+    """It is compared with a size that may vary by then, and fits."""
+    pipeline = PIPELINE.compiled()
+    for rows in (3, 4, 5):
+        pipeline(leaf(rows, 5))
+    for mask in (torch.tensor([[1.0], [0.0], [2.0]]), torch.ones(1, 5), torch.eye(3, 5)):
+        x, options = leaf(3, 5), {"l2": {"mask": mask}}
+        with serves(caplog):
+            total = pipeline(x, options=options).total
+        torch.testing.assert_close(total, PIPELINE(x, options=options).total, rtol=1e-13, atol=0)
 
 
 def test_copies_share_what_was_compiled(counted: list[int]) -> None:
