@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from equipoise._ahead import Ahead, emptied, handed_over, is_tensor, multiplied
 from equipoise._one_pass import Found, Piece, alone, compiled
@@ -221,13 +221,17 @@ def _key(
         )
         for name, call in calls.items()
     )
-    form = repr(emptied(dict(inputs), places))
-    return terms, form, tuple(moving), level
+    return terms, _written(emptied(dict(inputs), places)), tuple(moving), level
 
 
 def _form(call: Call) -> tuple[Hashable, ...]:
     kind = "tensor" if isinstance(call.weight, Tensor) else "number"
-    return kind, repr(emptied(dict(call.options), []))
+    return kind, _written(emptied(dict(call.options), []))
+
+
+def _written(data: Any) -> str:  # noqa: ANN401
+    """What data without its tensors is made of: a container of its own may not say it by itself."""
+    return repr(tree_flatten(data))
 
 
 def _parts(function: Callable[..., Any]) -> tuple[object, ...]:

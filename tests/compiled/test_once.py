@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
@@ -120,6 +121,25 @@ def test_what_a_lambda_closes_over_is_bound_again(
     assert step() == x.sum()
     with hands_over(caplog, "bound to something else"):
         assert step() == x.sum()
+
+
+class Batch:
+    """A container that torch knows, and that prints as its address."""
+
+    def __init__(self, x: Tensor, sign: int) -> None:
+        self.x, self.sign = x, sign
+
+
+register_pytree_node(Batch, lambda b: ([b.x], b.sign), lambda x, sign: Batch(*x, sign))
+
+
+def test_containers_of_ones_own(counted: list[int]) -> None:
+    """What stands beside the tensors tells functions apart, and nothing else does."""
+    pipeline = Pipeline(term=Term(lambda b: b.sign * b.x.sum(), inputs="batch")).compiled()
+    x = leaf(3)
+    for sign in (1, -1, 1, -1, 1):
+        assert pipeline(batch=Batch(x, sign)).total == sign * x.sum()
+    assert counted == [2]
 
 
 def test_many_pipelines_do_not_crowd_one_another_out(counted: list[int]) -> None:
