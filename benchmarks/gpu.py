@@ -3,7 +3,8 @@
 ``python -m benchmarks.gpu FOLDER`` checks on fresh random data with poisoned outputs, prints one
 table, and writes a JSON file a part into the folder; parts may be named after it. With
 ``--rehearse`` every case runs once and nothing is timed: several such processes fill the compilers'
-caches sooner than one. Liger is a peer if it can be imported.
+caches sooner than one. So it runs without a GPU too, with ``TRITON_INTERPRET=1``, on a few numbers.
+Liger is a peer if it can be imported.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,13 @@ from torch import Tensor
 import equipoise as eq
 from benchmarks.gpu_checks import check_all
 from benchmarks.gpu_measure import (
+    DEVICE,
+    ON_GPU,
     REHEARSE,
     Case,
     copy_bandwidth,
     host_milliseconds,
+    kernels_on,
     milliseconds,
     peak,
 )
@@ -39,13 +42,15 @@ from benchmarks.penalties import js_by_hand
 from benchmarks.tracking import TERMS, recomputed, retained
 from benchmarks.tracking import by_hand as summed
 from equipoise import Pipeline, Term
-from equipoise import _fast as fast
 from equipoise._track import Track
 from equipoise.kernels import _launch as launch
 
-SHAPES = {"fp32 8192×32768": (8192, 32768, torch.float32)} | {
-    "bf16 4096×128256": (4096, 128256, torch.bfloat16)
+SHAPES = {
+    "fp32 8192×32768": (8192, 32768, torch.float32),
+    "bf16 4096×128256": (4096, 128256, torch.bfloat16),
 }
+FEW = {"fp32 4×600": (4, 600, torch.float32), "bf16 4×600": (4, 600, torch.bfloat16)}
+"""Where there is no GPU."""
 BASE = {"base": Term(F.cross_entropy, inputs=("logits", "labels"))}
 LOGITS = {"from_logits": True}
 USUAL = {
@@ -58,24 +63,14 @@ USUAL = {
 Result = dict[str, Any]
 
 
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    """As if the kernels were not there."""
-    before, fast.KERNELS_ON = fast.KERNELS_ON, set()
-    try:
-        yield
-    finally:
-        fast.KERNELS_ON = before
-
-
 def inputs(rows: int, vocabulary: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Random logits that move, a teacher that does not, and labels."""
-    generator = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
-    draw = partial(torch.randn, rows, vocabulary, device="cuda", generator=generator)
+    generator = torch.Generator(DEVICE).manual_seed(torch.seed() % 2**31)
+    draw = partial(torch.randn, rows, vocabulary, device=DEVICE, generator=generator)
     return {
         "logits": draw().to(dtype).requires_grad_(),
         "teacher": draw().to(dtype),
-        "labels": torch.randint(vocabulary, (rows,), device="cuda"),
+        "labels": torch.randint(vocabulary, (rows,), device=DEVICE),
     }
 
 
@@ -117,7 +112,7 @@ def plainly(case: Case) -> Case:
     """The case, as it goes without kernels."""
 
     def run() -> None:
-        with without_kernels():
+        with kernels_on():
             case()
 
     return run
@@ -278,13 +273,19 @@ TIMED = ("fused_cases", "divergences", "other_ways")
 
 def main(folder: str = "", *only: str) -> None:
     """Check, time, print, write; or only the parts named, and the types of numbers named."""
+    if not ON_GPU and REHEARSE not in sys.argv:
+        sys.exit(f"there is no GPU to measure; with {REHEARSE} every case runs once without one")
+    device = torch.cuda.get_device_name() if ON_GPU else "no GPU"
     versions = f"torch {torch.__version__}, triton {triton.__version__}"
-    print(f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, {versions}")
+    print(f"{device}, Python {platform.python_version()}, {versions}")
     copy = copy_bandwidth()
     print(f"copy: {copy / 1e12:.2f} TB/s", flush=True)
-    facts = {"device": torch.cuda.get_device_name(), "versions": versions, "copy": copy}
+    facts = {"device": device, "versions": versions, "copy": copy}
     everything: list[Result] = []
-    shapes = {n: s for n, s in SHAPES.items() if n.split()[0] in only} or SHAPES
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    every = SHAPES if ON_GPU else FEW
+    shapes = {n: s for n, s in every.items() if n.split()[0] in only} or every
     parts = [part for part in only if part in (*PARTS, check_all.__name__)]
     for part in parts or (check_all.__name__, *TIMED):
         if part == check_all.__name__:
@@ -292,10 +293,12 @@ def main(folder: str = "", *only: str) -> None:
             continue
         results: list[Result] = []
         for name, (rows, vocabulary, dtype) in shapes.items():
-            PARTS[part](name, inputs(rows, vocabulary, dtype), copy, results)
-            torch.cuda.empty_cache()
+            with kernels_on(DEVICE):
+                PARTS[part](name, inputs(rows, vocabulary, dtype), copy, results)
+            if ON_GPU:
+                torch.cuda.empty_cache()
         everything += results
-        if folder:  # after every part: a run that is cut short leaves what it has seen
+        if folder and REHEARSE not in sys.argv:  # a run that is cut short leaves what it has seen
             text = json.dumps({**facts, "results": results}, indent=1, ensure_ascii=False)
             (Path(folder) / f"{part}.json").write_text(text, encoding="utf-8")
     report(everything)

@@ -16,6 +16,7 @@ import torch.utils.deterministic
 from torch import Tensor
 
 import equipoise as eq
+from benchmarks.gpu_measure import DEVICE, ON_GPU, kernels_on
 from equipoise import Pipeline, Term
 from equipoise.kernels._launch import evaluate
 from equipoise.kernels._recognise import Request, plan
@@ -58,7 +59,8 @@ CASES: dict[str, dict[str, Term]] = {
     "temperature": {**SIZES, **rows(temperature=2.0)},
     "base alone": BASE,
 }
-SHAPES = ((3, 3), (64, 1023), (33, 4097), (1, 128256), (256, 32768))
+SMALL = ((3, 3), (2, 1023))
+SHAPES = (*SMALL, (64, 1023), (33, 4097), (1, 128256), (256, 32768)) if ON_GPU else SMALL
 
 
 @contextmanager
@@ -98,9 +100,9 @@ def check_all(*only: str) -> None:
 
 def _check(label: str, terms: dict[str, Term], shape: tuple[int, int], dtype: torch.dtype) -> float:
     inputs: dict[str, Any] = {
-        "x": (2 * torch.randn(shape, device="cuda")).to(dtype),
-        "y": (2 * torch.randn(shape, device="cuda")).to(dtype),
-        "labels": torch.randint(shape[1], shape[:1], device="cuda"),
+        "x": (2 * torch.randn(shape, device=DEVICE)).to(dtype),
+        "y": (2 * torch.randn(shape, device=DEVICE)).to(dtype),
+        "labels": torch.randint(shape[1], shape[:1], device=DEVICE),
     }
     requests = [
         Request(name, t.penalty, t.options, tuple(inputs[k] for k in t.inputs or ()))
@@ -171,22 +173,29 @@ def _ordered(x: Tensor) -> Tensor:
 
 def _check_pipeline() -> None:
     """A pipeline on the GPU gives, by itself, what the plain one gives; scaled and masked too."""
-    mask = torch.rand(64, device="cuda") > 0.3
+    drawn = torch.Generator().manual_seed(5)
+    mask = torch.rand(64, generator=drawn) > 0.3
+    x, y = torch.randn(2, 64, 512, generator=drawn)
+    labels = torch.randint(512, (64,), generator=drawn)
+    labels[3] = -100
     pipe = Pipeline(**BASE, **SIZES, **rows())
-    plain = {}
-    for device in ("cuda", "cpu"):
-        torch.manual_seed(5)
-        x = torch.randn(64, 4096).to(device).requires_grad_()
-        y, labels = torch.randn(64, 4096).to(device), torch.randint(4096, (64,)).to(device)
-        labels[3] = -100
-        options = {"kl": {"mask": mask.to(device)}, "entropy": {"mask": mask.to(device)}}
-        result = pipe(x=x, y=y, labels=labels, track="gram", options=options)
+
+    def found(device: str) -> tuple[Tensor, dict[str, float]]:
+        leaf = x.to(device).requires_grad_()
+        options = {name: {"mask": mask.to(device)} for name in ("kl", "entropy")}
+        given = {"x": leaf, "y": y.to(device), "labels": labels.to(device)}
+        result = pipe(**given, track="gram", options=options)
         (result.total * 3).backward()
-        assert x.grad is not None
-        plain[device] = (x.grad.cpu(), result.metrics())
-    torch.testing.assert_close(plain["cuda"][0], plain["cpu"][0], rtol=1e-4, atol=1e-8)
-    for key, value in plain["cpu"][1].items():
-        assert abs(plain["cuda"][1][key] - value) <= 1e-5 * abs(value) + 1e-7, key
+        assert leaf.grad is not None
+        return leaf.grad.cpu(), result.metrics()
+
+    with kernels_on(DEVICE):
+        gradient, figures = found(DEVICE)
+    with kernels_on():
+        plain, wanted = found("cpu")
+    torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-8)
+    for key, value in wanted.items():
+        assert abs(figures[key] - value) <= 1e-5 * abs(value) + 1e-7, key
 
 
 if __name__ == "__main__":

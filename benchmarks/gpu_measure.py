@@ -1,4 +1,4 @@
-"""How time, memory and bandwidth are measured on a GPU."""
+"""How time, memory and bandwidth are measured on a GPU; without one, cases are rehearsed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,33 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
+from equipoise import _fast as fast
+
 Case = Callable[[], object]
 REHEARSE = "--rehearse"
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@contextmanager
+def kernels_on(*devices: str) -> Iterator[None]:
+    """Kernels are asked about tensors on these devices; on none, as if they were not there."""
+    before, fast.KERNELS_ON = fast.KERNELS_ON, set(devices)
+    try:
+        yield
+    finally:
+        fast.KERNELS_ON = before
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if ON_GPU:
+        torch.cuda.synchronize()
 
 
 def milliseconds(case: Case, repeats: int = 9, together: int = 8) -> float:
@@ -39,17 +60,23 @@ def milliseconds(case: Case, repeats: int = 9, together: int = 8) -> float:
 
 def host_milliseconds(case: Case) -> float:
     """The time until the host is free again; what it has to be below to run ahead."""
-    torch.cuda.synchronize()
+    if REHEARSE in sys.argv:
+        case()
+        return math.nan
+    synchronize()
     start = time.perf_counter()
-    for _ in range(1 if REHEARSE in sys.argv else 10):
+    for _ in range(10):
         case()
     taken = (time.perf_counter() - start) / 10
-    torch.cuda.synchronize()
+    synchronize()
     return taken * 1e3
 
 
-def peak(case: Case) -> int:
+def peak(case: Case) -> float:
     """Bytes taken beyond those held before."""
+    if not ON_GPU:
+        case()
+        return math.nan
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -61,6 +88,6 @@ def peak(case: Case) -> int:
 
 def copy_bandwidth() -> float:
     """Bytes a second, read and written, by a copy of 4 GiB."""
-    x = torch.randn(2**30, device="cuda")
+    x = torch.randn(2**30 if ON_GPU else 2**10, device=DEVICE)
     y = torch.empty_like(x)
     return 2 * x.numel() * 4 / (milliseconds(lambda: y.copy_(x)) * 1e-3)

@@ -32,6 +32,15 @@ Scale = Callable[[Tensor, Tensor], Tensor]
 """Multiplies a gradient that nobody else holds by a 0-d tensor, in place where it can."""
 
 
+def multiplied(gradient: Tensor, by: Tensor) -> Tensor:
+    """The gradient times a 0-d tensor, in place.
+
+    A 0-d tensor would be rounded to the gradient's type before it multiplies; one with dimensions
+    is not.
+    """
+    return gradient.mul_(by.reshape((1,) * gradient.dim()))
+
+
 @dataclass(frozen=True, eq=False)
 class Ahead:
     """What a fast path found: of each term it took, and of all of them together.
@@ -48,7 +57,7 @@ class Ahead:
     metrics: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     errors: Mapping[str, str | None] = field(default_factory=dict)
     figures: Mapping[Place, Figures] = field(default_factory=dict)
-    scale: Scale = lambda gradient, by: gradient * by.to(gradient.dtype)
+    scale: Scale = multiplied
 
 
 @dataclass(frozen=True, eq=False)

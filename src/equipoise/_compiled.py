@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_flatten, tree_leaves
 
-from equipoise._ahead import Ahead, emptied, handed_over, is_tensor
+from equipoise._ahead import Ahead, emptied, handed_over, is_tensor, multiplied
 from equipoise._figures import Figures
 from equipoise._one_pass import Found, Piece, alone, compiled
 from equipoise._probes import tensors_in
@@ -26,6 +29,8 @@ TRIES = 2
 """So often a function may fail: the first time it may have been the user's mistake."""
 SIMPLE = (bool, int, float, str, type(None))
 """What options and inputs may hold beside tensors."""
+LABELLED = (F.cross_entropy, F.nll_loss, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+"""The losses whose labels are looked at before compiled code sees them."""
 
 
 @dataclass(eq=False)
@@ -34,8 +39,11 @@ class Compiler:
 
     functions: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
     failures: dict[Hashable, int] = field(default_factory=dict)
-    # What a key names by its identity, so that nothing else takes its place in memory.
-    held: list[object] = field(default_factory=list)
+    # The penalties compiled, and what a key names of them by its identity: nothing else takes its
+    # place in memory.
+    held: dict[Hashable, list[tuple[Callable[..., Any], tuple[object, ...]]]] = field(
+        default_factory=dict
+    )
     numbers: tuple[Hashable, Tensor] | None = None
 
     def take(
@@ -63,6 +71,9 @@ class Compiler:
             return "an earlier attempt failed"
         if key not in self.functions and len(self.functions) >= MOST:
             return f"{MOST} variants of this pipeline have been compiled already"
+        for penalty, parts in self.held.get(key, []):
+            if not _same(_parts(penalty), parts):
+                return "what a compiled function closes over has been bound to something else"
         return None
 
     def _by_formulas(
@@ -104,22 +115,22 @@ class Compiler:
         data = emptied(dict(inputs), tensors)
         pieces = [_piece(call, tensors, numbers) for call in calls.values()]
         if key not in self.functions:
-            self.held += [(call.term.penalty, call.options) for call in calls.values()]
+            penalties = [call.term.penalty for call in calls.values()]
+            self.held[key] = [(penalty, _parts(penalty)) for penalty in penalties]
             self.functions[key] = compiled(pieces, data, list(moving), level)
             self.failures[key] = 0
-        state = torch.get_rng_state() if self.failures[key] == 0 else None
+        device = tensors[0].device
+        states = _random_states(device)
         try:
-            found = self.functions[key](
-                [x.detach() for x in tensors], self._on(tensors[0].device, numbers)
-            )
-            reason = _unfit(found, state)
+            found = self.functions[key]([x.detach() for x in tensors], self._on(device, numbers))
+            reason = _unfit(found, device, states)
         except Exception as error:  # noqa: BLE001 -- the plain definition raises it, or succeeds
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
         if reason is not None:
             self.failures[key] += 1
             handed_over(reason)
             return None
-        return _ahead(found, list(calls), list(moving), level)
+        return _ahead(_owned(found, tensors), list(calls), list(moving), level)
 
     def _on(self, device: torch.device, numbers: list[float]) -> Tensor:
         """The weights that are numbers as one tensor; constant ones are sent only once."""
@@ -158,16 +169,17 @@ def _of_call(call: Call) -> str | None:
 
 def _of_labels(call: Call, given: list[Any]) -> str | None:
     """A class that does not exist: compiled code ends the process where torch raises an error."""
-    if call.term.penalty is not F.cross_entropy or len(given) != 2:
+    penalty = call.term.penalty
+    if penalty not in LABELLED and type(penalty) not in LABELLED:
         return None
-    x, labels = given
+    x, labels = (*given, call.options.get("target"))[:2]
     if not is_tensor(x) or not is_tensor(labels):
         return None
     if labels.is_floating_point() or labels.device.type != "cpu":
         return None
+    ignored = getattr(penalty, "ignore_index", call.options.get("ignore_index", -100))
     classes = x.shape[1] if x.dim() > 1 else x.numel()
-    there = labels == call.options.get("ignore_index", -100)
-    if (there | ((labels >= 0) & (labels < classes))).all():
+    if ((labels == ignored) | ((labels >= 0) & (labels < classes))).all():
         return None
     return f"a label of {call.name!r} does not exist"
 
@@ -201,26 +213,42 @@ def _key(
     places: list[Tensor] = []
     emptied(list(moving.values()), places)
     terms = tuple(
-        (name, _identity(call.term.penalty), call.keys, call.term.differentiable, *_form(call))
+        (
+            name,
+            *map(id, _parts(call.term.penalty)),
+            call.keys,
+            call.term.differentiable,
+            *_form(call),
+        )
         for name, call in calls.items()
     )
-    form = repr(emptied(dict(inputs), places))
-    return terms, form, tuple(moving), level
+    return terms, _written(emptied(dict(inputs), places)), tuple(moving), level
 
 
 def _form(call: Call) -> tuple[Hashable, ...]:
     kind = "tensor" if isinstance(call.weight, Tensor) else "number"
-    return kind, repr(emptied(dict(call.options), []))
+    return kind, _written(emptied(dict(call.options), []))
 
 
-def _identity(function: Callable[..., Any]) -> Hashable:
-    """The same for a lambda that is made anew in every step out of the same things."""
-    code = getattr(function, "__code__", None)
-    if code is None or not hasattr(function, "__globals__"):
-        return id(function)
-    cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
-    defaults = (id(function.__globals__), id(function.__defaults__), id(function.__kwdefaults__))
-    return code, cells, defaults
+def _written(data: Any) -> str:  # noqa: ANN401
+    """What data without its tensors is made of: a container of its own may not say it by itself."""
+    return repr(tree_flatten(data))
+
+
+def _parts(function: Callable[..., Any]) -> tuple[object, ...]:
+    """The same things for a lambda or a bound method that is made anew in every step."""
+    if isinstance(function, MethodType):
+        return (*_parts(function.__func__), function.__self__)
+    if not isinstance(function, FunctionType):
+        return (function,)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    cells = function.__closure__ or ()
+    bound = (cell.cell_contents for cell in cells if cell != CellType())  # not what is unbound yet
+    return (function.__code__, function.__globals__, *defaults, *bound)
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _piece(call: Call, tensors: list[Tensor], numbers: list[float]) -> Piece:
@@ -233,16 +261,47 @@ def _piece(call: Call, tensors: list[Tensor], numbers: list[float]) -> Piece:
     return Piece(call, call.keys, emptied(dict(call.options), tensors), weight)
 
 
-def _unfit(found: Found, state: Tensor | None) -> str | None:
+def _random_states(device: torch.device) -> list[Tensor]:
+    """Those of the generators that a term could draw from; they are kept on the host."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _unfit(found: Found, device: torch.device, states: list[Tensor]) -> str | None:
     """Why what was found must not be used."""
     if any(x.requires_grad for x in (found.total, *found.values)):
         return "a term reads a tensor that requires grad and is no input of the pipeline"
-    if state is not None and not torch.equal(state, torch.get_rng_state()):
-        torch.set_rng_state(state)
+    if not all(map(torch.equal, states, _random_states(device))):
+        torch.set_rng_state(states[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], device)
         return "a term draws random numbers"
     if all(found.errors):
         return "no term has a gradient"
     return None
+
+
+def _owned(found: Found, given: Sequence[Tensor]) -> Found:
+    """The same, with gradients in memory of their own: they are scaled in place, and given away.
+
+    Compiled code returns one tensor for two places where it can, a weight itself where that is the
+    gradient, and a number repeated where all entries are the same.
+    """
+    others = tree_leaves((given, found._replace(gradients=[])))
+    taken = {x.untyped_storage().data_ptr() for x in others if is_tensor(x)}
+    own: list[Tensor | None] = []
+    for gradient in found.gradients:
+        if gradient is None:
+            own.append(None)
+            continue
+        memory = gradient.untyped_storage().data_ptr()
+        repeated = any(
+            n > 1 and step == 0 for n, step in zip(gradient.shape, gradient.stride(), strict=True)
+        )
+        shared = repeated or memory in taken
+        own.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
+        taken.add(memory)
+    return found._replace(gradients=own)
 
 
 def _ahead(
@@ -271,4 +330,4 @@ def _scaled(gradient: Tensor, by: Tensor) -> Tensor:
     # On the CPU a look at the number costs nothing, and nearly always it is 1.
     if by.device.type == "cpu" and by.item() == 1:
         return gradient
-    return gradient.mul_(by.to(gradient.dtype))
+    return multiplied(gradient, by)

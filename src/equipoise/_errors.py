@@ -206,7 +206,8 @@ def check_same_shape(first: str, a: Tensor, second: str, b: Tensor) -> None:
 def check_fits(name: str, value: Tensor, shape: Size) -> None:
     """Refuse a tensor that does not broadcast to a shape, or would enlarge it."""
     sizes = zip(reversed(value.shape), reversed(shape), strict=False)
-    if value.dim() > len(shape) or any(n not in (1, size) for n, size in sizes):
+    # Compared one by one: the compiler does not find a size that may vary in a tuple.
+    if value.dim() > len(shape) or any(n != size and n != 1 for n, size in sizes):  # noqa: PLR1714
         raise InputError(
             f"`{name}` must broadcast to the shape {tuple(shape)}, got {tuple(value.shape)}. "
             "Use `.unsqueeze` to say which dimensions it is constant over."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from equipoise._ahead import Ahead, handed_over
+from equipoise._ahead import Ahead, handed_over, multiplied
 from equipoise._fusable import as_ahead, best_plan, refusal
 from equipoise._recorder import Level
 from equipoise.kernels._launch import evaluate
@@ -34,8 +34,4 @@ def ask(calls: Mapping[str, Call], inputs: Mapping[str, Any], level: Level | Non
     plan, place = best
     weights = {name: calls[name].weight for name in plan.names}
     fused = evaluate(plan, weights, measure=level)
-    return as_ahead(fused, place, calls, level, scaled if fused.gradient.is_cuda else _multiplied)
-
-
-def _multiplied(gradient: Tensor, by: Tensor) -> Tensor:
-    return gradient.mul_(by.to(gradient.dtype))
+    return as_ahead(fused, place, calls, level, scaled if fused.gradient.is_cuda else multiplied)

@@ -185,9 +185,9 @@ class Pipeline:
         *At the edge:* what cannot be served so is evaluated as without the compiler, and says so in
         the debug log of ``equipoise``: a ``nan_policy``, float16, a differentiable weight, a base
         that is tracked and came as a tensor, terms that draw random numbers or read parameters that
-        are no input, data that is no tensor, a label that does not exist. So is the second
-        derivative, the gradient of one part of the total, and a second backward pass through one
-        graph.
+        are no input, data that is no tensor, the second derivative, the gradient of one part of the
+        total, a second backward pass through one graph. So is a label that does not exist, in
+        torch's own losses; in a function of yours it ends the process, as compiled code does.
 
         Examples:
             >>> import torch, equipoise as eq

@@ -222,7 +222,8 @@ class Recorder:
                 "a compiled function or a functional transform takes gradients along with the "
                 "values, got track=False. Use `track='norms'`."
             )
-        if self.known and self.taken >= self.readings.keys():
+        moving = {name for name, reading in self.readings.items() if reading.error is None}
+        if self.known and self.taken >= moving:
             return self._gradients(self.known, {}, self.level or "norms")
         if self.figures or self.upstream or self.in_graph:
             self.figures = {**self.known, **self.figures}

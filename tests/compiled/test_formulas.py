@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
@@ -105,6 +106,53 @@ def test_a_label_that_does_not_exist(label: int, caplog: Log) -> None:
     inputs["labels"][2] = label
     with hands_over(caplog, "a label of 'base'"), pytest.raises(IndexError, match="out of bounds"):
         Pipeline(**TERMS).compiled()(**inputs)
+
+
+LABELLED: dict[str, Term] = {
+    "module": Term(nn.CrossEntropyLoss(ignore_index=3), inputs=("x", "labels")),
+    "likelihood": Term(nn.NLLLoss(ignore_index=3), inputs=("x", "labels")),
+    "function": Term(F.nll_loss, inputs=("x", "labels"), options={"ignore_index": 3}),
+    "option": Term(F.cross_entropy, inputs="x", options={"target": torch.tensor([1, 12, 3, 3])}),
+}
+
+
+@pytest.mark.parametrize("term", LABELLED.values(), ids=LABELLED)
+def test_labels_of_other_spellings(term: Term, caplog: Log) -> None:
+    """They are looked at too, and what is ignored need not exist."""
+    inputs = draw()
+    inputs["labels"] = torch.tensor([1, 12, 3, 3])
+    pipeline = Pipeline(loss=term, l1=TERMS["l1"]).compiled()
+    given = {key: inputs[key] for key in {"x", *(term.inputs or ())}}
+    with hands_over(caplog, "a label of 'loss'"), pytest.raises(IndexError, match="out of bounds"):
+        pipeline(**given)
+    if "labels" in given:
+        given["labels"][1] = 3
+        assert_as_plain(pipeline, lambda: {**given, "x": draw()["x"]}, track="norms")
+
+
+MISTAKES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a number in quotes": (eq.l1, {"scale": "2"}),
+    "a tensor for a number": (eq.entropy, {**LOGITS, "temperature": torch.tensor(2.0)}),
+    "no number": (eq.entropy, {"temperature": None}),
+    "out of range": (eq.entropy, {**LOGITS, "denominator": -1.0}),
+    "no flag": (eq.entropy, {**LOGITS, "normalize": "no"}),
+    "unused here": (eq.entropy, {**LOGITS, "chunk": 0}),
+    "not finite": (eq.elastic_net, {"scale": torch.inf}),
+}
+
+
+@pytest.mark.parametrize(("penalty", "options"), MISTAKES.values(), ids=MISTAKES)
+def test_what_the_definition_refuses(penalty: Any, options: dict[str, Any]) -> None:
+    """It is refused in the same words, beside terms that have formulas."""
+    pipeline = Pipeline(rows=TERMS["js"], term=Term(penalty, inputs="x", options=options))
+    inputs = draw()
+    del inputs["labels"]
+    with pytest.raises(eq.OptionError) as plain:
+        pipeline(**inputs)
+    with pytest.raises(eq.OptionError) as caught:
+        pipeline.compiled()(**inputs)
+    assert str(caught.value) == str(plain.value)
+    assert caught.value.__notes__ == ["in the term 'term'"]
 
 
 def test_one_term_without_a_formula(caplog: Log, uses: list[int]) -> None:

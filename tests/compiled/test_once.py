@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
-from tests.compiled.beside import plainly
+from tests.compiled.beside import hands_over, plainly, serves
 
 
 def leaf(*shape: int) -> Tensor:
@@ -43,6 +45,18 @@ def test_shapes_compile_twice(counted: list[int]) -> None:
     assert counted == [2]
 
 
+def test_a_mask_after_shapes_that_varied(caplog: pytest.LogCaptureFixture) -> None:
+    """It is compared with a size that may vary by then, and fits."""
+    pipeline = PIPELINE.compiled()
+    for rows in (3, 4, 5):
+        pipeline(leaf(rows, 5))
+    for mask in (torch.tensor([[1.0], [0.0], [2.0]]), torch.ones(1, 5), torch.eye(3, 5)):
+        x, options = leaf(3, 5), {"l2": {"mask": mask}}
+        with serves(caplog):
+            total = pipeline(x, options=options).total
+        torch.testing.assert_close(total, PIPELINE(x, options=options).total, rtol=1e-13, atol=0)
+
+
 def test_copies_share_what_was_compiled(counted: list[int]) -> None:
     """Another weight is no other function; a term less is one."""
     pipeline = PIPELINE.compiled()
@@ -63,6 +77,69 @@ def test_lambdas_made_anew_compile_once(counted: list[int]) -> None:
     for _ in range(4):
         pipeline(leaf(3), base=lambda x: x.pow(4).sum())
     assert counted == [1]
+
+
+class Scaled:
+    """A penalty with a state."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self.by * x.sum()
+
+
+def test_methods_of_several_objects(counted: list[int]) -> None:
+    """Each is a function of its own, however often it is looked up."""
+    pipeline = PIPELINE.compiled()
+    x = leaf(3)
+    for penalty in (*(Scaled(2.0), Scaled(3.0)) * 2,):
+        total, same = (one(x, base=penalty.sum).total for one in (pipeline, PIPELINE))
+        torch.testing.assert_close(total, same, rtol=1e-13, atol=0)
+    one = Scaled(4.0)
+    before = counted[0]
+    for _ in range(4):
+        assert pipeline(x, base=one.sum).base == 4.0 * x.sum()
+    assert counted[0] == before + 1
+
+
+def test_what_a_lambda_closes_over_is_bound_again(
+    counted: list[int],  # noqa: ARG001
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Afterwards the same code over the first thing is not the function that was compiled."""
+    pipeline = PIPELINE.compiled()
+    x = leaf(3)
+
+    def step() -> Tensor:
+        sign = "+"
+        base = pipeline(x, base=lambda x: x.sum() if sign == "+" else -x.sum()).base
+        sign = "-"
+        assert base is not None
+        return base
+
+    assert step() == x.sum()
+    with hands_over(caplog, "bound to something else"):
+        assert step() == x.sum()
+
+
+class Batch:
+    """A container that torch knows, and that prints as its address."""
+
+    def __init__(self, x: Tensor, sign: int) -> None:
+        self.x, self.sign = x, sign
+
+
+register_pytree_node(Batch, lambda b: ([b.x], b.sign), lambda x, sign: Batch(*x, sign))
+
+
+def test_containers_of_ones_own(counted: list[int]) -> None:
+    """What stands beside the tensors tells functions apart, and nothing else does."""
+    pipeline = Pipeline(term=Term(lambda b: b.sign * b.x.sum(), inputs="batch")).compiled()
+    x = leaf(3)
+    for sign in (1, -1, 1, -1, 1):
+        assert pipeline(batch=Batch(x, sign)).total == sign * x.sum()
+    assert counted == [2]
 
 
 def test_many_pipelines_do_not_crowd_one_another_out(counted: list[int]) -> None:

@@ -137,6 +137,54 @@ def test_a_tensor_as_weight() -> None:
     assert x.grad.tolist() == [4.0, -6.0]
 
 
+GIVEN_AWAY: dict[str, Any] = {
+    "one for two places": lambda a, b: (a + b).square().sum(),
+    "a number repeated": lambda a, b: a.sum() + 0 * b.sum(),
+}
+
+
+@pytest.mark.parametrize("penalty", GIVEN_AWAY.values(), ids=GIVEN_AWAY)
+@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+def test_gradients_have_memory_of_their_own(penalty: Any, shape: tuple[int, ...]) -> None:
+    """What is scaled in place, and then belongs to the user, is nothing that anybody else holds."""
+    weight = torch.tensor(2.0, dtype=torch.float64)
+    pipeline = Pipeline(
+        term=Term(lambda a, b: penalty(a, b).sum(), inputs=("a", "b"), weight=weight)
+    ).compiled()
+
+    def ones() -> dict[str, Any]:
+        return {k: torch.ones(shape, dtype=torch.float64, requires_grad=True) for k in "ab"}
+
+    assert_as_plain(pipeline, ones, scale=3.0, track="norms")
+    assert weight == 2.0
+    inputs = ones()
+    pipeline(**inputs).total.backward()
+    kept = inputs["b"].grad.clone()
+    inputs["a"].grad.zero_()
+    assert weight == 2.0
+    torch.testing.assert_close(inputs["b"].grad, kept)
+
+
+def test_a_weight_is_not_the_gradient_it_is_equal_to() -> None:
+    """The input may be a number: then its gradient is the weight, and yet another tensor."""
+    weight = torch.tensor(2.0)
+    pipeline = Pipeline(term=Term(lambda x: x, weight=weight)).compiled()
+    x = torch.tensor(1.0, requires_grad=True)
+    (3 * pipeline(x).total).backward()
+    assert x.grad == 6.0
+    assert weight == 2.0
+
+
+def test_a_scale_is_not_rounded_to_half_precision() -> None:
+    """A third of a gradient is a third of it, not 0.3340 of it."""
+    pipeline = Pipeline(cube=Term(lambda x: x.float().pow(3).sum())).compiled()
+    x = (1 + torch.rand(4096)).bfloat16().requires_grad_()
+    (pipeline(x).total / 3).backward()
+    assert x.grad is not None
+    ratio = x.grad.double() / x.detach().double().square()
+    assert abs(ratio.mean().item() - 1) < 2e-4  # 0.3340 · 3 is off by 2e-3
+
+
 def test_options_and_masks_of_one_call() -> None:
     """They go to their term; a tensor among them may differ every time without compiling anew."""
     mask = torch.tensor([True, False, True])

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from equipoise.penalties._magnitude import elastic_net, l1, l2, output_magnitude
 KINDS = ("entropy", "kl", "js", "ce")
 """The parts of a gradient that differ from row to row, in the kernels' order."""
 FLOATS = (torch.float32, torch.bfloat16)
+SIMPLE = (bool, int, float, str, type(None))
+TENSORS = ("mask", "support", "denominator")
+"""What options may be, and those that may be tensors instead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +129,31 @@ def _understood(request: Request, x: Tensor) -> Sizes | Rows | None:
     reader = _READERS.get(request.penalty)
     if reader is None or not all(isinstance(tensor, Tensor) for tensor in request.inputs):
         return None
-    options = {**_defaults(request.penalty), **request.options}
-    if any(isinstance(v, float) and not math.isfinite(v) for v in options.values()):
+    simple = tuple(
+        (name, type(value), value)
+        for name, value in request.options.items()
+        if name not in TENSORS or not isinstance(value, Tensor)
+    )
+    if not all(kind in SIMPLE for _, kind, _ in simple):
         return None
-    return reader(options, request.inputs, x)
+    if not _accepted(request.penalty, len(request.inputs), simple):
+        return None
+    return reader({**_defaults(request.penalty), **request.options}, request.inputs, x)
+
+
+@lru_cache(maxsize=256)
+def _accepted(
+    penalty: Callable[..., Any], inputs: int, options: tuple[tuple[str, type, Any], ...]
+) -> bool:
+    """Whether the definition takes these options; its own words are the best where it does not."""
+    x = torch.zeros(1, 1, dtype=torch.float32, device="cpu")
+    label = torch.zeros(1, dtype=torch.int64, device="cpu")
+    given = (x, label if penalty is F.cross_entropy else x)[:inputs]
+    try:
+        penalty(*given, **{name: value for name, _, value in options})
+    except Exception:  # noqa: BLE001 -- it will be raised where the term's name is known
+        return False
+    return True
 
 
 @cache
