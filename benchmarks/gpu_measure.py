@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from equipoise import _fast as fast
+from equipoise.fast import _take as fast
 
 Case = Callable[[], object]
 REHEARSE = "--rehearse"

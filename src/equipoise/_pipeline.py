@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from equipoise._base import Base, base_term, check_base, check_base_term
-from equipoise._compiled import Compiler
 from equipoise._config import check_penalties, term_from_config, terms_to_config
 from equipoise._errors import InputTypeError, OptionError, nearest
 from equipoise._evaluation import Evaluation
@@ -28,6 +27,7 @@ from equipoise._term import (
     is_due,
 )
 from equipoise._track import Observer, Track, level_at
+from equipoise.fast._compiler import Compiler
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """Options for one call, by term."""

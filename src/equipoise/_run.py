@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from equipoise._ahead import Joined
 from equipoise._context import compiling, inside_transform, whole
 from equipoise._errors import InputError, InputTypeError, OptionError
 from equipoise._evaluation import Evaluation, Number, TermResult
-from equipoise._fast import take
 from equipoise._finite import check_finite
 from equipoise._inputs import keys_of
 from equipoise._probes import Gate, alias, map_tensors, real_floating, tensors_in
 from equipoise._recorder import BASE, NO_GRAPH, Level, Place, Reading, Recorder
 from equipoise._term import Term, in_term, weight_at
+from equipoise.fast._ahead import Joined
+from equipoise.fast._take import take
 
 if TYPE_CHECKING:
-    from equipoise._compiled import Compiler
+    from equipoise.fast._compiler import Compiler
 
 Metrics = Mapping[str, Number]
 Edges = Mapping[Place, GradientEdge]

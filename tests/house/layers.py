@@ -24,20 +24,14 @@ LAYERS = (
         "_figures",
         "_recorder",
         "_evaluation",
-        "_ahead",
-        "_one_pass",
-        "_compiled",
-        "_fusable",
-        "_formulas",
-        "_kernels",
-        "_fast",
+        "fast",
         "_run",
         "_config",
         "_track",
         "_pipeline",
     },
-    {"tracking", "balance", "_execution", "telemetry"},
-    {"training", "report", "integrations", "cli"},
+    {"tracking", "balance"},
+    {"training", "integrations"},
 )
 # Definitions in plain Python: shares nothing with the runtime, in either direction.
 ISLAND = "spec"

@@ -14,7 +14,6 @@ OWN = {"equipoise", "jaxtyping", "wadler_lindig", "typing_extensions"}
 ON_DEMAND = (
     "equipoise.integrations",
     "equipoise.kernels",
-    "equipoise.report",
     "equipoise.spec",
     "torch._dynamo",
     "torch._inductor",

@@ -59,8 +59,8 @@ BAD = {
         "equipoise._types:1 imports equipoise._numerics: up from layer 0 to layer 1",
     ),
     "up, inside a function": (
-        {"_types.py": "def f():\n    import equipoise.cli\n", "cli.py": ""},
-        "equipoise._types:2 imports equipoise.cli: up from layer 0 to layer 5",
+        {"_types.py": "def f():\n    import equipoise.training\n", "training.py": ""},
+        "equipoise._types:2 imports equipoise.training: up from layer 0 to layer 5",
     ),
     "up, for types": (
         {
@@ -75,12 +75,12 @@ BAD = {
         "equipoise.penalties._a:1 imports equipoise.tracking: up from layer 2 to layer 4",
     ),
     "the package from a leaf": (
-        {"cli.py": "import equipoise\n"},
-        "equipoise.cli:1 imports equipoise: up from layer 5 to layer 6",
+        {"training.py": "import equipoise\n"},
+        "equipoise.training:1 imports equipoise: up from layer 5 to layer 6",
     ),
     "a facade from a leaf above": (
-        {"cli.py": "from equipoise.penalties import l1\n", "penalties/_a.py": ""},
-        "equipoise.cli:1 imports equipoise.penalties: a leaf imports a facade",
+        {"training.py": "from equipoise.penalties import l1\n", "penalties/_a.py": ""},
+        "equipoise.training:1 imports equipoise.penalties: a leaf imports a facade",
     ),
     "its own facade from a leaf": (
         {"penalties/_a.py": "from . import l1\n"},
@@ -91,8 +91,8 @@ BAD = {
         "equipoise.transforms.a:1 imports equipoise.penalties.b: they stay apart",
     ),
     "an integration from elsewhere": (
-        {"cli.py": "import equipoise.integrations.host\n", "integrations/host.py": ""},
-        "equipoise.cli:1 imports equipoise.integrations.host: integrations are for users only",
+        {"training.py": "import equipoise.integrations.host\n", "integrations/host.py": ""},
+        "equipoise.training:1 imports equipoise.integrations.host: integrations are for users only",
     ),
     "torch on the island": (
         {"spec/sums.py": "from torch.func import grad\n"},
@@ -103,12 +103,12 @@ BAD = {
         "equipoise.spec.sums:1 imports equipoise._types: spec is an island",
     ),
     "the island from the runtime": (
-        {"report/_a.py": "from equipoise.spec.sums import l1\n", "spec/sums.py": ""},
-        "equipoise.report._a:1 imports equipoise.spec.sums: spec is an island",
+        {"balance/_a.py": "from equipoise.spec.sums import l1\n", "spec/sums.py": ""},
+        "equipoise.balance._a:1 imports equipoise.spec.sums: spec is an island",
     ),
     "a module that is not there": (
-        {"cli.py": "import equipoise.gone\n"},
-        "equipoise.cli:1 imports equipoise.gone: no such module",
+        {"training.py": "import equipoise.gone\n"},
+        "equipoise.training:1 imports equipoise.gone: no such module",
     ),
     "a module in no layer": ({"utils.py": ""}, "equipoise.utils: in no layer"),
     "a cycle": (

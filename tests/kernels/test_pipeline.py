@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
-from equipoise import Evaluation, Pipeline, Term, _fast, _one_pass
-from tests.compiled.beside import hands_over, serves
+from equipoise import Evaluation, Pipeline, Term
+from equipoise.fast import _one_pass, _take
+from tests.fast.beside import hands_over, serves
 from tests.kernels.terms import BASE, LOGITS, SIZES, entropy, js, kl
 
 # The interpreter computes with NumPy, which warns where IEEE arithmetic goes on.
@@ -26,7 +27,7 @@ Inputs = dict[str, Any]
 def fast(way: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluation]:
     """Evaluate by the path under test."""
     if way == "kernels":
-        monkeypatch.setattr(_fast, "KERNELS_ON", {"cpu"})
+        monkeypatch.setattr(_take, "KERNELS_ON", {"cpu"})
         return lambda terms, inputs, **how: Pipeline(**terms)(**inputs, **how)
     monkeypatch.setattr(_one_pass.torch, "compile", lambda function, **_: function)
     return lambda terms, inputs, **how: Pipeline(**terms).compiled()(**inputs, **how)
@@ -35,7 +36,7 @@ def fast(way: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluation]
 def plain(terms: dict[str, Term], inputs: Inputs, **how: Any) -> Evaluation:
     """By the definitions."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_fast, "KERNELS_ON", set())
+        patch.setattr(_take, "KERNELS_ON", set())
         return Pipeline(**terms)(**inputs, **how)
 
 

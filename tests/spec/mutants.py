@@ -109,7 +109,7 @@ def all_terms_compiled() -> None:
     """Several terms from one compiled function, in float64: each differentiated there."""
     with pytest.MonkeyPatch.context() as patch:
         one_pass.compile_quickly(patch)
-        patch.setattr("equipoise._formulas.Formulas.of", lambda *_: None)
+        patch.setattr("equipoise.fast._formulas.Formulas.of", lambda *_: None)
         one_pass.assert_all_terms_agree(one_pass.pipeline_of_terms().compiled(), torch.float64)
 
 
@@ -306,14 +306,14 @@ MUTANTS = [
     ),
     Mutant(
         "a gradient taken from the sum of the others",
-        "_one_pass:_together",
+        "fast._one_pass:_together",
         "before + gradient",
         "before - gradient",
         all_terms_compiled,
     ),
     Mutant(
         "a gradient without its weight",
-        "_one_pass:_pulled",
+        "fast._one_pass:_pulled",
         "pull(weight.to(value.dtype).expand(()))",
         "pull(torch.ones_like(value))",
         all_terms_compiled,

@@ -13,10 +13,11 @@ from flint import arb
 from torch import Tensor
 
 import equipoise as eq
-from equipoise import Pipeline, Term, _fast, _one_pass, spec
+from equipoise import Pipeline, Term, spec
+from equipoise.fast import _one_pass, _take
 from equipoise.spec.sums import length
 from equipoise.spec.tracking import signed_shares, total_gradient
-from tests.compiled.beside import serves
+from tests.fast.beside import serves
 from tests.spec.cases import ROW_WEIGHTS, SOME_ENTRIES, SOME_ROWS, cases, draw, kinds
 from tests.spec.oracle import (
     Case,
@@ -47,7 +48,7 @@ def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """About tensors on the CPU too."""
-    monkeypatch.setattr(_fast, "KERNELS_ON", {"cpu"})
+    monkeypatch.setattr(_take, "KERNELS_ON", {"cpu"})
 
 
 @pytest.fixture

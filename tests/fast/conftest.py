@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise import _one_pass
+from equipoise.fast import _one_pass
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise._ahead import Ahead, Scale
-from equipoise._fusable import as_ahead, best_plan, refusal
 from equipoise._recorder import Level, Place
+from equipoise.fast._ahead import Ahead, Scale
+from equipoise.fast._fusable import as_ahead, best_plan, refusal
 from equipoise.kernels._formulas import evaluate, form_of, formulas
 from equipoise.kernels._recognise import FLOATS, Plan
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from equipoise._ahead import Gap, refilled
 from equipoise._recorder import BASE, Level, Number, Place
+from equipoise.fast._ahead import Gap, refilled
 
 if TYPE_CHECKING:
     from equipoise._run import Call

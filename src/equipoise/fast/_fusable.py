@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from equipoise._ahead import Ahead, Scale
 from equipoise._figures import Figures
 from equipoise._probes import tensors_in
 from equipoise._recorder import BASE, Level, Place
+from equipoise.fast._ahead import Ahead, Scale
 from equipoise.kernels._fused import Fused
 from equipoise.kernels._recognise import FLOATS, Plan, Request, plan
 

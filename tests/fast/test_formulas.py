@@ -13,7 +13,7 @@ from torch import nn
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
 from equipoise.kernels import _formulas
-from tests.compiled.beside import assert_as_plain, hands_over, plainly, serves
+from tests.fast.beside import assert_as_plain, hands_over, plainly, serves
 
 LOGITS = {"from_logits": True}
 TERMS = {
@@ -47,7 +47,7 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         count[0] += 1
         return evaluate(*given, **more)
 
-    monkeypatch.setattr("equipoise._formulas.evaluate", counted)
+    monkeypatch.setattr("equipoise.fast._formulas.evaluate", counted)
     return count
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import register_pytree_node
 
 import equipoise as eq
 from equipoise import Pipeline, Term, schedules
-from tests.compiled.beside import hands_over, plainly, serves
+from tests.fast.beside import hands_over, plainly, serves
 
 
 def leaf(*shape: int) -> Tensor:

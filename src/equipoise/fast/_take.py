@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from equipoise._ahead import Ahead, Joined, handed_over, join, read
 from equipoise._probes import tensors_in
+from equipoise.fast._ahead import Ahead, Joined, handed_over, join, read
 
 if TYPE_CHECKING:
-    from equipoise._compiled import Compiler
     from equipoise._recorder import Level, Recorder
     from equipoise._run import Call
+    from equipoise.fast._compiler import Compiler
 
 
 KERNELS_ON = {"cuda"}
@@ -58,7 +58,7 @@ def _by_kernels(
     calls: Mapping[str, Call], inputs: Mapping[str, Any], level: Level | None
 ) -> Ahead | None:
     try:
-        from equipoise._kernels import ask  # noqa: PLC0415 -- only now, and only if there are any
+        from equipoise.fast._kernels import ask  # noqa: PLC0415 -- only now, and only if there are any
     except ImportError as error:
         handed_over(f"there are no kernels: {error}")
         return None

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from equipoise._ahead import Ahead, handed_over, multiplied
-from equipoise._fusable import as_ahead, best_plan, refusal
 from equipoise._recorder import Level
+from equipoise.fast._ahead import Ahead, handed_over, multiplied
+from equipoise.fast._fusable import as_ahead, best_plan, refusal
 from equipoise.kernels._launch import evaluate
 from equipoise.kernels._scale import scaled
 

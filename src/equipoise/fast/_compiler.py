@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from equipoise._ahead import Ahead, emptied, handed_over, is_tensor, multiplied
 from equipoise._figures import Figures
-from equipoise._one_pass import Found, Piece, alone, compiled
 from equipoise._probes import tensors_in
 from equipoise._recorder import BASE, Level, Place
+from equipoise.fast._ahead import Ahead, emptied, handed_over, is_tensor, multiplied
+from equipoise.fast._one_pass import Found, Piece, alone, compiled
 
 if TYPE_CHECKING:
     from equipoise._run import Call
@@ -85,7 +85,7 @@ class Compiler:
     ) -> Ahead | None:
         """All terms, where their gradients have formulas: faster than to differentiate them."""
         try:
-            from equipoise._formulas import Formulas  # noqa: PLC0415 -- only if there are any
+            from equipoise.fast._formulas import Formulas  # noqa: PLC0415 -- only if there are any
         except ImportError:
             return None
         ready = Formulas.of(calls, inputs, list(moving), level)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import Pipeline, Term
-from tests.compiled.beside import assert_as_plain, leaves, plainly, serves, trained
 from tests.contracts.members import MEMBERS, Member
+from tests.fast.beside import assert_as_plain, leaves, plainly, serves, trained
 
 LOGITS = {"from_logits": True}
 LEVELS = (False, "norms", "gram")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise import Pipeline, Term, tracking
-from tests.compiled.beside import assert_as_plain, hands_over, plainly, serves
+from tests.fast.beside import assert_as_plain, hands_over, plainly, serves
 
 PIPELINE = Pipeline(cube=Term(lambda x: x.pow(3).sum()), l2=Term(eq.l2, weight=0.5)).compiled()
 Log = pytest.LogCaptureFixture
