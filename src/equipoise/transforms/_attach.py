@@ -208,14 +208,15 @@ class Handle:
     def _run(self, *, first_of_step: bool) -> None:
         params = self._params()
         found_inf = self._unscaled(params)
-        leaves = Leaves.of([p.grad for p in params], params, owned=True, names=self._name)
+        grads = [param.grad for param in params]
+        leaves = Leaves.of(grads, params, owned=True, names=self._name)
         if self._rehearsed(leaves):
             return
         leaves.rate = self._rate
         leaves.first_of_step, leaves.excused = first_of_step, found_inf
         state = apply_to(self._chain, leaves, self.state)
         names = guilty(leaves.checks)
-        _put(params, leaves.finished())
+        _put(params, grads, leaves.finished())
         self.state = state if found_inf is None else chosen_by(found_inf == 0, state, self.state)
         if names:
             self._skip(params, names)
@@ -288,10 +289,10 @@ def _is_zero(rate: Rate | None) -> bool:
     return rate is not None and not rate
 
 
-def _put(params: Sequence[Tensor], grads: Sequence[Gradient]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        if grad is not param.grad:
-            param.grad = grad
+def _put(params: Sequence[Tensor], before: Sequence[Gradient], after: Sequence[Gradient]) -> None:
+    for param, old, new in zip(params, before, after, strict=True):
+        if new is not old:
+            param.grad = new
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:  # noqa: ANN401

@@ -55,7 +55,7 @@ class Norms:
         """Nothing known so far, but the units."""
         splits = [() if shard is None else shard.everywhere for shard in shards]
         norms = Norms(read, splits, device)
-        norms.double = any(tensor.dtype in DOUBLE for tensor in read())
+        norms.double = not {tensor.dtype for tensor in read()}.isdisjoint(DOUBLE)
         if norms.double and not norms._safe():
             norms._take_units()
         return norms
