@@ -235,6 +235,22 @@ def test_float64_at_every_scale(size: float) -> None:
     )
 
 
+@pytest.mark.parametrize(("size", "limit"), [(1e200, 1.0), (1e149, 1e-149), (1e-200, 1e-220)])
+@pytest.mark.parametrize("second", CLIPS)
+@pytest.mark.parametrize("first", CLIPS)
+def test_float64_neighbours_at_every_scale(
+    first: type[GradientTransform], second: type[GradientTransform], size: float, limit: float
+) -> None:
+    """What a first clip leaves is known to the next, though the square of its factor is 0."""
+    grads = [torch.tensor([3 * size, 4 * size], dtype=torch.float64)]
+    both = transforms.chain(first(limit), second(limit / 2), transforms.snapshot("after"))
+    (out,), state = both.update(grads, both.init(grads), grads)
+    expected = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    torch.testing.assert_close(out / limit, expected, rtol=1e-14, atol=0)
+    norms = [f.item() / limit for n, f in transforms.recorded(state).items() if "fraction" not in n]
+    assert norms[1:] == pytest.approx([1.0, 1.0, 0.5, 0.5], rel=1e-14)
+
+
 def test_float64_tensors_of_different_scales() -> None:
     """A tiny gradient is clipped by its own length also beside a huge one, and beside a NaN."""
     tiny = torch.tensor([3e-200, 4e-200], dtype=torch.float64)
