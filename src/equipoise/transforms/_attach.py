@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from equipoise._errors import InputError, InputTypeError
+from equipoise._errors import InputError, InputTypeError, names_its_options
 from equipoise._host import on_host
 from equipoise.transforms._leaves import Gradient, Leaves, Rate
 from equipoise.transforms._lists import by_kind, looking_is_free
@@ -33,6 +33,7 @@ KEY = "gradient_transforms"
 logger = logging.getLogger("equipoise")
 
 
+@names_its_options
 def attach(
     transform: GradientTransform,
     optimizer: Optimizer,
@@ -44,7 +45,8 @@ def attach(
     The optimizer stays what it is: with its schedulers, parameter groups, closures, scalers and
     compiled or fused steps. The transform sees the gradients that the step would use: accumulated,
     reduced over processes, and unscaled; with a closure those that the closure has computed. It
-    works in place, between ``backward`` and the update. Attached twice, the first runs first.
+    works in place, between ``backward`` and the update. Attached twice, the first runs first; a
+    step that the second skips has been a step for the first, so what belongs together is a `chain`.
 
     ``names`` (the model, or a mapping from names) says what parameters are called in errors and in
     `Handle.nonfinite`; an optimizer made from ``model.named_parameters()`` knows already.

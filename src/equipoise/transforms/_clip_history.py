@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from equipoise._errors import OptionError, check_count
+from equipoise._errors import OptionError, check_count, names_its_options
 from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._clip_norm import clip_together, no_figures
 from equipoise.transforms._leaves import Leaves
@@ -24,6 +24,7 @@ Limit = Callable[[Tensor, Tensor, float], Tensor]
 """The limit, from the last norms in ascending order with NaN behind, their number, and a number."""
 
 
+@names_its_options
 def clip_by_norm_history(
     percent: Amount = 10, window: int = 1000, *, nonfinite: NonFinite = "propagate"
 ) -> GradientTransform:
@@ -64,6 +65,7 @@ def clip_by_norm_history(
     return _by_history("clip_by_norm_history", amounts, window, nonfinite, limit, with_current=True)
 
 
+@names_its_options
 def clip_by_zscore(
     threshold: Amount = 3.0,
     window: int = 100,
