@@ -17,8 +17,8 @@ from torch import Tensor
 from equipoise._context import compiling
 from equipoise._numerics import CHUNK, norm_on_cpu, real_entries, vector_norm
 
-# Small tensors are looked at together in a buffer of at most this many entries; where that is all,
-# of `CHUNK`, for the same reasons.
+# Small tensors are worked on together in a buffer of at most this many entries; where they are only
+# looked at, of at most `CHUNK`: what that says of the cache and of threads holds here too.
 BUFFER = 1 << 18
 # Tensors up to this size are measured side by side with others of their shape.
 TINY = 1 << 12
