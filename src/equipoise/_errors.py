@@ -84,7 +84,8 @@ def nearest(name: str, names: Iterable[object]) -> str:
 def names_its_options(function: Callable[P, R]) -> Callable[P, R]:
     """Make an unknown keyword an error that names the function's options."""
     parameters = inspect.signature(function).parameters.values()
-    options = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    options = [p.name for p in parameters if p.kind in named]
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

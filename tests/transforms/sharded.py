@@ -187,6 +187,18 @@ def partial_sums(mesh: DeviceMesh, rank: int) -> Tensor:
     return gathered(clip.update([grad], clip.init([param]), [param])[0][0])  # type: ignore[no-any-return]
 
 
+def measured(mesh: DeviceMesh) -> dict[str, float]:
+    """Figures that users compute of the gradient of three rows, two here and one there."""
+    grad = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])
+    figures: dict[str, Callable[[list[Any]], Tensor]] = {
+        "squares": lambda grads: grads[0].square().sum(),
+        "largest": lambda grads: grads[0].max(),
+    }
+    shaping = transforms.chain(*(transforms.snapshot(n, fn) for n, fn in figures.items()))
+    _, state = shaping.update([grad], shaping.init([grad]), [grad])
+    return {name: figure.item() for name, figure in transforms.recorded(state).items()}
+
+
 def skipping(mesh: DeviceMesh) -> dict[str, Any]:
     """A step of Adam in which one process holds a NaN."""
     params = [nn.Parameter(p) for p in spread(numbers(9), mesh)]
@@ -314,6 +326,7 @@ def process(rank: int, folder: str) -> None:
         "reductions": reductions(mesh),
         "noise": noise(mesh),
         "partial": partial_sums(mesh, rank),
+        "measured": measured(mesh),
         "skipping": skipping(mesh),
         "complaint": complaint(mesh),
         "resumed": resumed(mesh, half, f"{folder}/checkpoint"),

@@ -185,16 +185,20 @@ def test_the_norm_does_not_depend_on_grouping(dtype: torch.dtype, numbers: str) 
         assert length(*clipped) == pytest.approx(exact / 7, rel=1e-6 + U.get(dtype, 2.0**-11))
 
 
-@pytest.mark.parametrize("entries", [500, 1024, 1152, 4000, 5000])
-def test_entries_that_float32_always_rounds_the_same_way(entries: int) -> None:
-    """Within 1e-6 at every size that is measured in its own way, where errors do not cancel."""
+@pytest.mark.parametrize(
+    "shape",
+    [(500,), (1024,), (1152,), (4000,), (5000,), (20, 256), (20, 768), (9, 64, 3, 3)],
+    ids=str,
+)
+def test_entries_that_float32_always_rounds_the_same_way(shape: tuple[int, ...]) -> None:
+    """Within 1e-6 at every shape that is measured in its own way, where errors do not cancel."""
     for value in torch.linspace(0.5, 3.5, 400).tolist():
-        grads = [torch.full((entries,), value) for _ in range(3)]
+        grads = [torch.full(shape, value) for _ in range(3)]
         snap = transforms.snapshot("norm")
         _, state = snap.update(grads, snap.init(grads), grads)
-        exact = grads[0][0].double().item() * math.sqrt(3 * entries)
+        exact = grads[0].flatten()[0].double().item() * math.sqrt(3 * grads[0].numel())
         (norm,) = transforms.recorded(state).values()
-        assert norm.item() == pytest.approx(exact, rel=5e-7)
+        assert norm.item() == pytest.approx(exact, rel=1e-6 if len(shape) > 1 else 5e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -229,6 +233,22 @@ def test_float64_at_every_scale(size: float) -> None:
         rtol=1e-12,
         atol=1e-323,
     )
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1e200, 1.0), (1e149, 1e-149), (1e-200, 1e-220)])
+@pytest.mark.parametrize("second", CLIPS)
+@pytest.mark.parametrize("first", CLIPS)
+def test_float64_neighbours_at_every_scale(
+    first: type[GradientTransform], second: type[GradientTransform], size: float, limit: float
+) -> None:
+    """What a first clip leaves is known to the next, though the square of its factor is 0."""
+    grads = [torch.tensor([3 * size, 4 * size], dtype=torch.float64)]
+    both = transforms.chain(first(limit), second(limit / 2), transforms.snapshot("after"))
+    (out,), state = both.update(grads, both.init(grads), grads)
+    expected = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    torch.testing.assert_close(out / limit, expected, rtol=1e-14, atol=0)
+    norms = [f.item() / limit for n, f in transforms.recorded(state).items() if "fraction" not in n]
+    assert norms[1:] == pytest.approx([1.0, 1.0, 0.5, 0.5], rel=1e-14)
 
 
 def test_float64_tensors_of_different_scales() -> None:

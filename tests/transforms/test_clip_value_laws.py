@@ -1,4 +1,4 @@
-"""Clipping entry by entry: its laws, and where the range is one-sided, empty or turned round."""
+"""Clipping entry by entry: its laws, and where the range is empty or turned round."""
 
 from __future__ import annotations
 

@@ -400,6 +400,13 @@ def test_refusals() -> None:
             eq.OptionError,
             "every parameter must be in one selection, got 'a' and 'b'|'a' or 'b'",
         ),
+        (
+            lambda: partition([clip], ["a"]),
+            eq.InputTypeError,
+            "`transforms` must be a mapping .* list",
+        ),  # type: ignore[arg-type]
+        (lambda: partition({"a": clip}, "a"), eq.InputTypeError, "`labels` must be .* got str"),
+        (lambda: partition({"a": clip}, {"a": [True]}), eq.InputTypeError, "`labels` .* got list"),  # type: ignore[dict-item]
         (lambda: once(clip, [torch.ones(2)], [torch.ones(3)]), eq.InputError, r"the shape \(3,\)"),
         (lambda: once(clip, [torch.ones(2)], []), eq.InputError, "each of the 0 parameters, got 1"),
         (lambda: clip.update(torch.ones(2), {}, torch.ones(2)), eq.InputTypeError, "got a tensor"),
@@ -412,7 +419,17 @@ def test_refusals() -> None:
         (
             lambda: once(snapshot("x", lambda gs: gs[0]), [torch.ones(2)]),
             eq.InputError,
-            r"the figure 'x' must be a scalar, got shape \(2,\). Use `.norm\(\)`",
+            r"the figure 'x' must be a real scalar, got torch.float32 of shape \(2,\). Use `.norm",
+        ),
+        (
+            lambda: once(snapshot("x", lambda _gs: torch.tensor(1j)), [torch.ones(2)]),
+            eq.InputError,
+            r"must be a real scalar, got torch.complex64 of shape \(\)",
+        ),
+        (
+            lambda: once(snapshot("x", lambda _gs: None), [torch.ones(2)]),  # type: ignore[arg-type, return-value]
+            eq.InputError,
+            "must be a real scalar, got NoneType",
         ),
     ]
     for call, kind, message in cases:
@@ -468,6 +485,10 @@ def test_centralize_over_chosen_dims() -> None:
     assert_same_bits(once(transforms.centralize(), [vector])[0], vector)
     half = torch.full((1, 4096), 30.0, dtype=torch.float16)
     assert_same_bits(once(transforms.centralize(), [half])[0], torch.zeros_like(half))
+    # The mean of neighbours lies between them, where half precision has no number.
+    neighbours = torch.tensor([[1.0, 1.0 + 2.0**-10]], dtype=torch.float16)
+    apart = torch.tensor([[-(2.0**-11), 2.0**-11]], dtype=torch.float16)
+    assert_same_bits(once(transforms.centralize(), [neighbours])[0], apart)
     with pytest.raises(eq.InputError, match=r"must be dimensions of every gradient .* got \(3,\)"):
         once(transforms.centralize(3), [g])
     with pytest.raises(eq.OptionError, match="`dims` must be one dimension or several, got 'rows'"):

@@ -114,6 +114,18 @@ def test_attached_it_looks_at_most_once(member: Member, copied: list[int]) -> No
 
 
 @pytest.mark.usefixtures("as_on_a_device")
+def test_a_rate_on_a_device_is_not_looked_at() -> None:
+    """A learning rate in a tensor stays where it is, in the first step and with decay beside it."""
+    decay = transforms.add_l2_decay(0.1, decoupled=True)
+    run = Run(transforms.chain(transforms.centralize(), decay), lr=torch.tensor(0.1))
+    for param, grad in zip(run.params, gradients(), strict=True):
+        param.grad = grad
+    (hook,) = run.optimizer._optimizer_step_pre_hooks.values()
+    with NoWaiting():
+        hook(run.optimizer, (run.optimizer,), {})
+
+
+@pytest.mark.usefixtures("as_on_a_device")
 def test_all_verdicts_are_fetched_together(copied: list[int]) -> None:
     """Three links that may skip a step copy once, for all gradients of all three."""
     skip = transforms.skip_nonfinite()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import equipoise as eq
 from equipoise import transforms
 from equipoise.transforms import GradientTransform
 from tests.transforms.assertions import assert_same_bits, copies, kinds
@@ -31,6 +32,19 @@ def test_no_transform_is_missing() -> None:
         and get_type_hints(made).get("return") is GradientTransform
     }
     assert {member.factory for member in MEMBERS} == factories
+
+
+OPTIONLESS = {"chain", "identity"}
+
+
+@pytest.mark.parametrize("factory", sorted({member.factory for member in MEMBERS} - OPTIONLESS))
+def test_an_unknown_option_is_refused(factory: str) -> None:
+    """Whatever takes options names them where another is given."""
+    options = ", ".join(inspect.signature(getattr(transforms, factory)).parameters)
+    with pytest.raises(
+        eq.UnknownOptionError, match=f"`{factory}` takes the options {options}; got"
+    ):
+        getattr(transforms, factory)(nothing=1)
 
 
 @pytest.mark.parametrize("factory", sorted({member.factory for member in MEMBERS}))

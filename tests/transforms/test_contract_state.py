@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import Adam
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
 
 import equipoise as eq
 from equipoise import transforms
@@ -49,6 +51,28 @@ def test_attached_it_works_in_place(member: Member) -> None:
     run.optimizer.step()
     for param, grad in zip(run.params, grads, strict=True):
         assert grad is None or param.grad is grad
+
+
+LAID_OUT: dict[str, Callable[[], Tensor]] = {
+    "expanded": lambda: torch.tensor([[0.9 - 1j], [-2.0 + 3j]]).expand(2, 3),
+    "conjugated": lambda: torch.tensor([[0.9 - 1j, 2.0, 1j], [-2.0 + 3j, 0.5, 1.0]]).conj(),
+    "transposed": lambda: torch.tensor([[0.9 - 1j, 2.0], [-2.0 + 3j, 0.5], [1j, 1.0]]).T,
+}
+
+
+@pytest.mark.parametrize("layout", LAID_OUT)
+@pytest.mark.parametrize("member", FUNCTIONAL, ids=lambda m: m.id)
+def test_attached_to_gradients_of_any_layout(member: Member, layout: str) -> None:
+    """Entries that share memory, are conjugated or in another order are transformed as any."""
+    param = nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
+    optimizer = SGD([param], lr=0.1)
+    transforms.attach(member.make(), optimizer)
+    param.grad = LAID_OUT[layout]()
+    optimizer.step()
+    pure, grad = member.make(), LAID_OUT[layout]().resolve_conj().contiguous()
+    (expected,), _ = pure.update([grad], pure.init([param]), [torch.ones_like(param)])
+    assert expected is not None
+    torch.testing.assert_close(param.grad.resolve_conj(), expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("member", FUNCTIONAL, ids=lambda m: m.id)
@@ -155,6 +179,11 @@ def test_an_update_without_its_state() -> None:
         shaping.update(grads, None, params)
     with pytest.raises(eq.InputError, match=r"got none for 'add_noise'. Use `transform.init\("):
         shaping.update(grads, {"centralize": {}}, params)
+    with pytest.raises(eq.InputTypeError, match="`state` must be a dictionary, got NoneType"):
+        transforms.clip_by_norm_history().update(grads, None, params)
+    groups = transforms.partition({"all": transforms.add_noise()}, lambda _param: "all")
+    with pytest.raises(eq.InputError, match=r"got none for 'all'. Use `transform.init\("):
+        groups.update(grads, {}, params)
 
 
 def test_a_checkpoint_from_before_the_transform() -> None:

@@ -72,7 +72,8 @@ def test_decoupled_closed_forms(name: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}])
 def test_one_step_is_adamw_to_the_last_bit(options: dict[str, Any]) -> None:
     """Adam with a gradient of zero and decoupled decay is AdamW, bit by bit in float64."""
-    ours, theirs = weight(), weight()
+    start = torch.randn(1000, dtype=torch.float64)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     adam = Adam([ours], lr=0.1, **options)
     transforms.attach(transforms.add_l2_decay(0.3, decoupled=True), adam)
     adamw = AdamW([theirs], lr=0.1, weight_decay=0.3, **options)
@@ -80,7 +81,7 @@ def test_one_step_is_adamw_to_the_last_bit(options: dict[str, Any]) -> None:
         param.grad = torch.zeros_like(param)
         optimizer.step()
     assert_same_bits(ours.detach(), theirs.detach())
-    assert not torch.equal(ours.detach(), weight().detach())
+    assert not torch.equal(ours.detach(), start)
 
 
 def test_twenty_steps_with_a_schedule_are_adamw() -> None:
@@ -155,11 +156,16 @@ def test_absent_gradients_are_left_alone() -> None:
         assert not torch.equal(present.detach(), weight().detach())
 
 
-def test_decoupled_happens_once_a_step() -> None:
+@pytest.mark.parametrize("place", ["alone", "masked"])
+def test_decoupled_happens_once_a_step(place: str) -> None:
     """However often LBFGS asks for the gradient, the weights shrink once."""
     param = weight()
-    optimizer = torch.optim.LBFGS([param], lr=0.1, max_iter=4)
-    transforms.attach(transforms.add_l2_decay(0.5, decoupled=True), optimizer)
+    # It goes on though the gradient is nearly zero.
+    optimizer = torch.optim.LBFGS(
+        [param], lr=0.1, max_iter=4, tolerance_grad=0.0, tolerance_change=-1.0
+    )
+    decay = transforms.add_l2_decay(0.5, decoupled=True)
+    transforms.attach(decay if place == "alone" else transforms.masked(decay, [True]), optimizer)
     calls = []
 
     def closure() -> Tensor:
@@ -170,7 +176,24 @@ def test_decoupled_happens_once_a_step() -> None:
         return loss
 
     optimizer.step(closure)
+    assert len(calls) > 1
     torch.testing.assert_close(param.detach(), weight().detach() * 0.95, rtol=1e-6, atol=1e-6)
+
+
+def test_decoupled_for_some_parameters() -> None:
+    """Those that are chosen decay, each at the rate of its own group, and no others."""
+    bias, first, second = weight(), weight(), weight()
+    groups = [{"params": [bias]}, {"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}]
+    optimizer = SGD(groups, lr=0.1)
+    decay = transforms.add_l2_decay(0.5, decoupled=True)
+    transforms.attach(transforms.masked(decay, lambda p: p is not bias), optimizer)
+    for param in (bias, first, second):
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    start = weight().detach()
+    assert_same_bits(bias.detach(), start)
+    assert_same_bits(first.detach(), start * 0.75)
+    assert_same_bits(second.detach(), start * 0.875)
 
 
 def test_decoupled_for_sparse_gradients() -> None:

@@ -50,17 +50,23 @@ def test_transforms_in_reverse_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "message"),
     [
-        lambda: transforms.clip_by_global_norm(max_norm=1.0),  # type: ignore[call-arg]
-        lambda: transforms.add_l2_decay(0.1, decouple=True),  # type: ignore[call-arg]
-        lambda: transforms.add_noise(gamma=0.5),  # type: ignore[call-arg]
-        lambda: transforms.clip_by_norm_history(lenght=5),  # type: ignore[call-arg]
+        (
+            lambda: transforms.clip_by_global_norm(max_norm=1.0),  # type: ignore[call-arg]
+            "takes the options limit, nonfinite; got 'max_norm'",
+        ),
+        (
+            lambda: transforms.add_l2_decay(0.1, decouple=True),  # type: ignore[call-arg]
+            "got 'decouple'. Did you mean 'decoupled'",
+        ),
+        (lambda: transforms.add_noise(gamma=0.5), "takes the options variance, decay, seed; got"),  # type: ignore[call-arg]
+        (lambda: transforms.clip_by_norm_history(windw=5), "Did you mean 'window'"),  # type: ignore[call-arg]
     ],
 )
-def test_unknown_options(call: Any) -> None:
-    """Unknown options were dropped in silence; here they are errors."""
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
+def test_unknown_options(call: Any, message: str) -> None:
+    """Unknown options were dropped in silence; here they are errors that name those there are."""
+    with pytest.raises(eq.UnknownOptionError, match=message):
         call()
 
 

@@ -45,6 +45,7 @@ def shaping() -> transforms.GradientTransform:
         transforms.snapshot("seen"),
         transforms.clip_by_norm_history(50, 3),
         transforms.skip_nonfinite(),
+        transforms.masked(transforms.skip_nonfinite(), [True]),
         transforms.clip_by_global_norm(2.0, nonfinite="raise"),
         mine,
         transforms.add_noise(0.01, seed=2),

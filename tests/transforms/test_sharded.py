@@ -114,6 +114,12 @@ def test_partial_gradients_are_added_up_first(found: list[dict[str, Any]]) -> No
         assert_close(found[rank]["partial"], torch.tensor([0.6, 0.8]))
 
 
+def test_a_users_figure_is_of_the_whole(found: list[dict[str, Any]]) -> None:
+    """What a function makes of distributed gradients is brought together on every process."""
+    for rank in range(2):
+        assert found[rank]["measured"] == {"squares": 55.0, "largest": 5.0}
+
+
 def test_a_skipped_step_is_skipped_everywhere(found: list[dict[str, Any]]) -> None:
     """One process holds the NaN; both skip, name the same tensor, and decay nothing."""
     for rank in range(2):

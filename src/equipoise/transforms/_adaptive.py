@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise._errors import check_choice
+from equipoise._errors import check_choice, names_its_options
 from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._lists import (
@@ -29,6 +29,7 @@ from equipoise.transforms._transform import (
 )
 
 
+@names_its_options
 def adaptive_clip(
     factor: Amount = 0.01,
     eps: Amount = 1e-3,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from equipoise._errors import InputError, InputTypeError
+from equipoise._errors import InputError, InputTypeError, names_its_options
 from equipoise._host import on_host
 from equipoise.transforms._leaves import Gradient, Leaves, Rate
 from equipoise.transforms._lists import by_kind, looking_is_free
@@ -33,6 +33,7 @@ KEY = "gradient_transforms"
 logger = logging.getLogger("equipoise")
 
 
+@names_its_options
 def attach(
     transform: GradientTransform,
     optimizer: Optimizer,
@@ -44,7 +45,8 @@ def attach(
     The optimizer stays what it is: with its schedulers, parameter groups, closures, scalers and
     compiled or fused steps. The transform sees the gradients that the step would use: accumulated,
     reduced over processes, and unscaled; with a closure those that the closure has computed. It
-    works in place, between ``backward`` and the update. Attached twice, the first runs first.
+    works in place, between ``backward`` and the update. Attached twice, the first runs first; a
+    step that the second skips has been a step for the first, so what belongs together is a `chain`.
 
     ``names`` (the model, or a mapping from names) says what parameters are called in errors and in
     `Handle.nonfinite`; an optimizer made from ``model.named_parameters()`` knows already.
@@ -208,14 +210,15 @@ class Handle:
     def _run(self, *, first_of_step: bool) -> None:
         params = self._params()
         found_inf = self._unscaled(params)
-        leaves = Leaves.of([p.grad for p in params], params, owned=True, names=self._name)
+        grads = [param.grad for param in params]
+        leaves = Leaves.of(grads, params, owned=True, names=self._name)
         if self._rehearsed(leaves):
             return
         leaves.rate = self._rate
         leaves.first_of_step, leaves.excused = first_of_step, found_inf
         state = apply_to(self._chain, leaves, self.state)
         names = guilty(leaves.checks)
-        _put(params, leaves.finished())
+        _put(params, grads, leaves.finished())
         self.state = state if found_inf is None else chosen_by(found_inf == 0, state, self.state)
         if names:
             self._skip(params, names)
@@ -288,10 +291,10 @@ def _is_zero(rate: Rate | None) -> bool:
     return rate is not None and not rate
 
 
-def _put(params: Sequence[Tensor], grads: Sequence[Gradient]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        if grad is not param.grad:
-            param.grad = grad
+def _put(params: Sequence[Tensor], before: Sequence[Gradient], after: Sequence[Gradient]) -> None:
+    for param, old, new in zip(params, before, after, strict=True):
+        if new is not old:
+            param.grad = new
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:  # noqa: ANN401

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise._errors import InputError, OptionError
+from equipoise._errors import InputError, OptionError, names_its_options
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._shards import Shard, add_over_splits
 from equipoise.transforms._transform import GradientTransform, State, in_place, nothing
 
 
+@names_its_options
 def centralize(dims: int | Sequence[int] | None = None) -> GradientTransform:
     """``g − mean(g)`` over all dimensions but the first (Yong et al. 2020), or over ``dims``.
 

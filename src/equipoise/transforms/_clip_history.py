@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from equipoise._errors import OptionError, check_count
+from equipoise._errors import OptionError, check_count, names_its_options
 from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._clip_norm import clip_together, no_figures
 from equipoise.transforms._leaves import Leaves
@@ -25,6 +25,7 @@ Limit = Callable[[Tensor, Tensor, float], Tensor]
 """The limit, from the last norms in ascending order with NaN behind, their number, and a number."""
 
 
+@names_its_options
 def clip_by_norm_history(
     percent: Amount = 10, window: int = 1000, *, nonfinite: NonFinite = "propagate"
 ) -> GradientTransform:
@@ -74,6 +75,7 @@ def _rank(percent: float, last: Tensor, wide: torch.dtype) -> Tensor:
     return rank.to(torch.int64) - missing.to(torch.int64)
 
 
+@names_its_options
 def clip_by_zscore(
     threshold: Amount = 3.0,
     window: int = 100,

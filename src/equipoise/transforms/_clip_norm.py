@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from equipoise._errors import names_its_options
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._nonfinite import NonFinite, check_policy, heed, shown
@@ -17,7 +18,11 @@ from equipoise.transforms._transform import (
     no_figure,
 )
 
+Clip = Callable[[Leaves, float], dict[str, Tensor]]
+"""Rescales leaves to a limit, and gives the figures of it."""
 
+
+@names_its_options
 def clip_by_global_norm(
     limit: Amount = 1.0, *, nonfinite: NonFinite = "propagate"
 ) -> GradientTransform:
@@ -50,20 +55,10 @@ def clip_by_global_norm(
         >>> grads
         [tensor([0.6000]), tensor([0.8000])]
     """
-    amounts = Amounts(limit=limit)
-    check_policy(nonfinite)
-
-    def init(params: Sequence[Tensor]) -> State:
-        return {**amounts.init(params), RECORDED: no_figures(params)}
-
-    def apply(leaves: Leaves, state: State) -> State:
-        (bound,), state = amounts.at(state)
-        heed(leaves, nonfinite)
-        return {**state, RECORDED: clip_together(leaves, bound)}
-
-    return in_place(f"clip_by_global_norm({amounts}{shown(nonfinite)})", init, apply)
+    return _by_limit("clip_by_global_norm", limit, nonfinite, clip_together)
 
 
+@names_its_options
 def clip_by_norm(limit: Amount, *, nonfinite: NonFinite = "propagate") -> GradientTransform:
     """Every gradient by a factor of its own, so that none is longer than the limit.
 
@@ -85,6 +80,10 @@ def clip_by_norm(limit: Amount, *, nonfinite: NonFinite = "propagate") -> Gradie
         >>> grads
         [tensor([0.6000, 0.8000]), tensor([0.5000])]
     """
+    return _by_limit("clip_by_norm", limit, nonfinite, _clip_each)
+
+
+def _by_limit(name: str, limit: Amount, nonfinite: NonFinite, clip: Clip) -> GradientTransform:
     amounts = Amounts(limit=limit)
     check_policy(nonfinite)
 
@@ -94,15 +93,20 @@ def clip_by_norm(limit: Amount, *, nonfinite: NonFinite = "propagate") -> Gradie
     def apply(leaves: Leaves, state: State) -> State:
         (bound,), state = amounts.at(state)
         heed(leaves, nonfinite)
-        if not len(leaves):
-            return {**state, RECORDED: no_figures([])}
-        factors = leaves.norms.factors(bound)
-        before = leaves.norms.together()
-        leaves.scale(factors)
-        fraction = (factors < 1).to(before.dtype).mean()
-        return {**state, RECORDED: figures(before, leaves.norms.together(), fraction)}
+        return {**state, RECORDED: clip(leaves, bound)}
 
-    return in_place(f"clip_by_norm({amounts}{shown(nonfinite)})", init, apply)
+    return in_place(f"{name}({amounts}{shown(nonfinite)})", init, apply)
+
+
+def _clip_each(leaves: Leaves, limit: float) -> dict[str, Tensor]:
+    """Rescale each leaf by a factor of its own, and say what was done."""
+    if not len(leaves):
+        return no_figures([])
+    factors = leaves.norms.factors(limit)
+    before = leaves.norms.together()
+    leaves.scale(factors)
+    fraction = (factors < 1).to(before.dtype).mean()
+    return figures(before, leaves.norms.together(), fraction)
 
 
 def clip_together(leaves: Leaves, limit: Tensor | float) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise._errors import check_choice
+from equipoise._errors import check_choice, names_its_options
 from equipoise._numerics import real_entries
 from equipoise.transforms._amounts import AT_LEAST_0, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
@@ -24,6 +24,7 @@ from equipoise.transforms._transform import (
 )
 
 
+@names_its_options
 def clip_by_value(low: Amount, high: Amount) -> GradientTransform:
     """Every entry held within a range: ``min(high, max(low, g))``.
 
@@ -55,6 +56,7 @@ def clip_by_value(low: Amount, high: Amount) -> GradientTransform:
     return in_place(f"clip_by_value({amounts})", amounts.init, apply)
 
 
+@names_its_options
 def clip_by_percentile(
     percent: Amount, *, scope: Literal["global", "tensor"] = "global"
 ) -> GradientTransform:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from equipoise._errors import InputError, InputTypeError, OptionError, in_words
+from equipoise._errors import InputError, InputTypeError, OptionError, in_words, names_its_options
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._selection import Selection
 from equipoise.transforms._transform import (
     GradientTransform,
     State,
     apply_to,
+    check_state,
     check_transform,
     in_place,
 )
@@ -24,6 +25,7 @@ Labels = Mapping[str, Selection] | Callable[[Tensor], str] | Sequence[str]
 """Which group each parameter belongs to: selections by label, a function, or the labels."""
 
 
+@names_its_options
 def masked(transform: GradientTransform, where: Where) -> GradientTransform:
     """The transform for some parameters; the gradients of the others pass unchanged.
 
@@ -54,6 +56,7 @@ def masked(transform: GradientTransform, where: Where) -> GradientTransform:
     return in_place(f"masked({transform}, {_named(where)})", init, apply, label=_label(transform))
 
 
+@names_its_options
 def partition(transforms: Mapping[str, GradientTransform], labels: Labels) -> GradientTransform:
     """One transform for each group of parameters.
 
@@ -78,8 +81,14 @@ def partition(transforms: Mapping[str, GradientTransform], labels: Labels) -> Gr
         >>> groups.update(grads, groups.init(params), params)[0]
         [tensor([[0.6000, 0.8000]]), tensor([9.])]
     """
+    if not isinstance(transforms, Mapping):
+        raise InputTypeError(
+            "`transforms` must be a mapping from labels to gradient transforms, got "
+            f"{type(transforms).__name__}. Use `chain` for one after another."
+        )
     for transform in transforms.values():
         check_transform("transforms", transform)
+    _check_labels(labels)
     if isinstance(labels, Mapping) and set(labels) != set(transforms):
         raise OptionError(
             f"`labels` must be selections for {in_words(transforms)}, got {in_words(labels)}. "
@@ -91,6 +100,7 @@ def partition(transforms: Mapping[str, GradientTransform], labels: Labels) -> Gr
         return {n: t.init([params[i] for i in groups[n]]) for n, t in transforms.items()}
 
     def apply(leaves: Leaves, state: State) -> State:
+        check_state(state, [*transforms])
         groups = _groups(labels, leaves.all_params, transforms)
         return {
             n: _on_part(transform, leaves, groups[n], state[n])
@@ -145,6 +155,18 @@ def _groups(
             )
         groups[label].append(i)
     return groups
+
+
+def _check_labels(labels: object) -> None:
+    found = list(labels.values()) if isinstance(labels, Mapping) else []
+    wrong = [value for value in found if not isinstance(value, Selection)]
+    listed = isinstance(labels, Sequence) and not isinstance(labels, str)
+    if wrong or not (listed or callable(labels) or isinstance(labels, Mapping)):
+        raise InputTypeError(
+            "`labels` must be selections by label, a function of a parameter or a list of labels, "
+            f"got {type([*wrong, labels][0]).__name__}. "
+            "Use `{'matrix': select.by_dim(model, at_least=2), …}`, say."
+        )
 
 
 def _labelled(labels: Labels, params: Sequence[Tensor]) -> list[str | None]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise._errors import GradientError
+from equipoise._errors import GradientError, names_its_options
 from equipoise.transforms._amounts import Amount, Amounts
 from equipoise.transforms._leaves import Leaves, Rate
 from equipoise.transforms._lists import batches
@@ -27,6 +27,7 @@ from equipoise.transforms._shards import local
 from equipoise.transforms._transform import GradientTransform, State, in_place
 
 
+@names_its_options
 def add_l2_decay(rate: Amount = 0.01, *, decoupled: bool = False) -> GradientTransform:
     """``g + rate · w``; decoupled: ``w − lr·rate·w``, untouched by the optimizer's preconditioner.
 
@@ -49,6 +50,7 @@ def add_l2_decay(rate: Amount = 0.01, *, decoupled: bool = False) -> GradientTra
     return _decay("add_l2_decay", Amounts(rate=rate), 0.0, decoupled=decoupled)
 
 
+@names_its_options
 def add_l1_decay(rate: Amount = 0.001, *, decoupled: bool = False) -> GradientTransform:
     """``g + rate · sign(w)``; decoupled: ``w − lr·rate·sign(w)``.
 
@@ -66,6 +68,7 @@ def add_l1_decay(rate: Amount = 0.001, *, decoupled: bool = False) -> GradientTr
     return _decay("add_l1_decay", Amounts(rate=rate), 1.0, decoupled=decoupled)
 
 
+@names_its_options
 def add_elastic_net_decay(
     rate: Amount = 0.01, l1_ratio: Amount = 0.5, *, decoupled: bool = False
 ) -> GradientTransform:

@@ -17,10 +17,9 @@ from torch import Tensor
 from equipoise._context import compiling
 from equipoise._numerics import CHUNK, norm_on_cpu, real_entries, vector_norm
 
-# Small tensors are looked at together in a buffer of at most this many entries.
+# Small tensors are worked on together in a buffer of at most this many entries; where they are only
+# looked at, of at most `CHUNK`: what that says of the cache and of threads holds here too.
 BUFFER = 1 << 18
-# ... or of this many, where they are only looked at: that stays in the processor's cache.
-CACHE = 1 << 14
 # Tensors up to this size are measured side by side with others of their shape.
 TINY = 1 << 12
 # Entries that float32 adds up within 1e-6, also where all are equal (measured on the CPU).
@@ -91,38 +90,42 @@ def _square_on_cpu(x: Tensor) -> Tensor:
 def total_square(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of all squares, within 1e-6 of the exact one: see `exact_total_square`."""
     home = tensors[0].device
-    if not all(looking_is_free(device) for device in {t.device for t in tensors}):
+    # There may be thousands of tensors: what can be asked of a group is not asked of each.
+    groups = alike(tensors)
+    if not all(looking_is_free(device) for device, _, _ in groups):
         return squared_norms(tensors).sum()
-    double = [t for t in tensors if t.dtype in DOUBLE]
-    single = [t for t in tensors if t.dtype not in DOUBLE] if double else tensors
-    squares = [_square_on_cpu(tensor) for tensor in double]
+    squares: list[Tensor] = []
+    single: list[Tensor] = []
+    short, entries = [torch.zeros(1)], 0
+    for (_, dtype, shape), places in groups.items():
+        some = [tensors[i] for i in places]
+        if dtype in DOUBLE:
+            squares += map(_square_on_cpu, some)
+        else:
+            single += some
+            short += _short_norms(some)
+            entries += len(some) * shape.numel()
     if single:
-        short = torch.cat([torch.zeros(1), *_short_norms(single)])
-        length = torch.linalg.vector_norm(short, dtype=torch.float64)
-        entries = sum(tensor.numel() for tensor in single)
-        lossy = _lossy(length, entries)
-        squares.append(exact_total_square(single) if lossy else length.square())
+        length = torch.linalg.vector_norm(torch.cat(short), dtype=torch.float64)
+        squares.append(exact_total_square(single) if _lossy(length, entries) else length.square())
     return torch.stack(squares).sum().to(home)
 
 
-def _short_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Vectors whose length together is that of all tensors: each entry stands for a few."""
-    tiny, even, odd = [], [], []
-    for tensor in tensors:
-        entries = tensor.numel()
-        if entries <= TINY and not tensor.is_complex():
-            tiny.append(tensor)
-        elif tensor.dtype is torch.float32 and not entries % ROW and tensor.is_contiguous():
-            even.append(tensor)
+def _short_norms(group: Sequence[Tensor]) -> list[Tensor]:
+    """Of tensors of one shape and type: vectors whose entries each stand for a few of theirs."""
+    some = group[0]
+    entries, dims = some.numel(), tuple(range(1, some.dim()))
+    if entries <= TINY and not some.is_complex():
+        stacks = (torch.stack(part) for part in side_by_side(group, CHUNK))
+        return [x for stack in stacks for x in _in_rows(stack.reshape(len(stack), -1).float())]
+    if some.dtype is torch.float32 and dims and ROW <= math.prod(some.shape[1:]) <= SHORT:
+        return [torch.linalg.vector_norm(tensor, dim=dims) for tensor in group]
+    found = []
+    for tensor in group:
+        if tensor.dtype is torch.float32 and not entries % ROW and tensor.is_contiguous():
+            found.append(torch.linalg.vector_norm(tensor.view(-1, ROW), dim=1))
         else:
-            odd.append(tensor)
-    # There may be thousands of these: nothing but the two calls for each.
-    found = [torch.linalg.vector_norm(tensor.view(-1, ROW), dim=1) for tensor in even]
-    for group in alike(tiny).values():
-        for some in side_by_side([tiny[i] for i in group], CACHE):
-            found += _in_rows(torch.stack(some).reshape(len(some), -1).float())
-    for tensor in odd:
-        found += _in_rows(real_entries(tensor).reshape(1, -1).float())
+            found += _in_rows(real_entries(tensor).reshape(1, -1).float())
     return found
 
 
@@ -183,7 +186,7 @@ def _shaped(x: Tensor, *sizes: int) -> Tensor:
 def _short_lengths(tensors: Sequence[Tensor], rows: int) -> Tensor:
     """Of rows so short that float32 adds them up well enough."""
     if tensors[0].numel() <= TINY:  # copying larger ones costs more than it saves (measured)
-        stacks = (torch.stack(some) for some in side_by_side(tensors, CACHE))
+        stacks = (torch.stack(some) for some in side_by_side(tensors, CHUNK))
         flat = (_shaped(stack, len(stack), rows) for stack in stacks)
         found = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in flat]
         return torch.cat(found).to(torch.float64)

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise._errors import check_count
+from equipoise._errors import check_count, names_its_options
 from equipoise.transforms._amounts import AT_LEAST_0, STEP, Amount, Amounts
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._transform import GradientTransform, State, in_place
 
 
+@names_its_options
 def add_noise(variance: Amount = 0.01, decay: Amount = 0.55, *, seed: int = 0) -> GradientTransform:
     """``g + N(0, variance/(1+t)^decay)`` at step t = 0, 1, … (Neelakantan et al. 2015).
 

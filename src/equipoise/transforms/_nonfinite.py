@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise._errors import NonFiniteError, check_choice, check_count
+from equipoise._errors import NonFiniteError, check_choice, check_count, names_its_options
 from equipoise._finite import check_finite
 from equipoise.transforms._leaves import Leaves
 from equipoise.transforms._transform import (
@@ -87,6 +87,7 @@ def _error(leaves: Leaves, bad: Tensor) -> NonFiniteError:
     )
 
 
+@names_its_options
 def skip_nonfinite(limit: int | None = None) -> GradientTransform:
     """Skip the optimizer's step if any gradient is NaN or inf: name the tensors, and count.
 

@@ -55,7 +55,7 @@ class Norms:
         """Nothing known so far, but the units."""
         splits = [() if shard is None else shard.everywhere for shard in shards]
         norms = Norms(read, splits, device)
-        norms.double = any(tensor.dtype in DOUBLE for tensor in read())
+        norms.double = not {tensor.dtype for tensor in read()}.isdisjoint(DOUBLE)
         if norms.double and not norms._safe():
             norms._take_units()
         return norms
@@ -184,8 +184,13 @@ class Norms:
 
     def scaled(self, by: Tensor) -> Norms:
         """The lengths after every leaf was multiplied by a number, or each by its own."""
-        new, square = self._like(self.read, self.splits, self.device), by.square()
-        new.units = self.units
+        new = self._like(self.read, self.splits, self.device)
+        if self.double:
+            # The square of a small one would vanish: units take its power of two.
+            by, power = torch.frexp(by)
+            units = by.new_ones(len(self.splits)) if self.units is None else self.units
+            new.units = torch.ldexp(units, power)
+        square = by.square()
         new.known_each = None if self.known_each is None else self.known_each * square
         if not by.dim() and self.known_total is not None:
             new.known_total = self.known_total * square

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise._context import whole
-from equipoise._errors import InputError, OptionError
+from equipoise._errors import InputError, OptionError, names_its_options
 from equipoise.transforms._leaves import Gradient, Leaves
 from equipoise.transforms._lists import wide
 from equipoise.transforms._transform import (
@@ -22,6 +22,7 @@ from equipoise.transforms._transform import (
 Measure = Callable[[list[Gradient]], Tensor | float]
 
 
+@names_its_options
 def snapshot(name: str, fn: Measure | None = None) -> GradientTransform:
     """Record a figure of the gradients between two links, and change nothing.
 
@@ -62,12 +63,14 @@ def snapshot(name: str, fn: Measure | None = None) -> GradientTransform:
     return in_place(f"snapshot({name!r}{shown})", init, apply, label=name)
 
 
-def _scalar(name: str, figure: Tensor | float, device: torch.device) -> Tensor:
-    if not isinstance(figure, Tensor):
+def _scalar(name: str, figure: object, device: torch.device) -> Tensor:
+    if isinstance(figure, int | float):
         return torch.full((), figure, dtype=wide(device), device=device)
-    if figure.numel() != 1:
+    if not isinstance(figure, Tensor) or figure.is_complex() or figure.numel() != 1:
+        got = type(figure).__name__
+        if isinstance(figure, Tensor):
+            got = f"{figure.dtype} of shape {tuple(figure.shape)}"
         raise InputError(
-            f"the figure {name!r} must be a scalar, got shape {tuple(figure.shape)}. "
-            "Use `.norm()` or `.max()`, say."
+            f"the figure {name!r} must be a real scalar, got {got}. Use `.norm()` or `.max()`, say."
         )
     return whole(figure.detach()).reshape(()).to(wide(figure.device))

@@ -74,6 +74,7 @@ class InPlace:
     ) -> tuple[list[Gradient], State]:
         """New gradients and a new state."""
         check_lists(grads, params)
+        check_state(state, ())
         leaves = Leaves.of(grads, params, owned=False)
         state = self.apply(leaves, state)
         leaves.zero_where_skipped()
@@ -223,7 +224,7 @@ def check_lists(grads: Sequence[Gradient] | Tensor, params: Sequence[Tensor] | T
 
 
 def check_state(state: object, links: Sequence[str]) -> None:
-    """Refuse what cannot be the state of a chain with these links."""
+    """Refuse what cannot be the state of these links, or groups, together."""
     if not isinstance(state, Mapping):
         raise InputTypeError(
             f"`state` must be a dictionary, got {type(state).__name__}. "
@@ -232,6 +233,6 @@ def check_state(state: object, links: Sequence[str]) -> None:
     missing = [label for label in links if label not in state]
     if missing:
         raise InputError(
-            f"`state` must hold that of every link of the chain, got none for {in_words(missing)}. "
+            f"`state` must hold that of every transform, got none for {in_words(missing)}. "
             "Use `transform.init(params)`, and then what the last `update` returned."
         )
