@@ -205,22 +205,9 @@ def statistics(
     if PAIR:
         cy = _largest(y_row, keep_row, V, first, SUPPORT, LANES, EACH)
     rows, sizes = _over_row(
-        x_row,
-        y_row,
-        keep_row,
-        V,
-        unit,
-        cx,
-        cy,
-        ENTROPY,
-        KL,
-        PAIR,
-        SIZES,
-        SUPPORT,
-        False,
-        LANES,
-        EACH,
-    )
+        x_row, y_row, keep_row, V, unit, cx, cy, ENTROPY, KL, PAIR, SIZES, SUPPORT, False,
+        LANES, EACH,
+    )  # fmt: skip
     lx, ly, entropy, value, need, extra = _figures(rows, KL, False)
     if ROWS:
         again = _unsafe(rows[0])

@@ -44,18 +44,17 @@ def parameter_gradients(
 
     For a part of the model (``model.lm_head.parameters()``) the passes end early and cost less;
     then give ``set_grad=False``, which leaves graph and ``.grad`` alone, and call ``backward``
-    yourself.
-    A mapping from names to parameters reports each group by itself in ``by_input``.
+    yourself. A mapping from names to parameters reports each group by itself in ``by_input``.
 
     ``check_against=result.gradients`` says in ``deviations`` how far each term's share at the
     parameters is from its share at the inputs: whether the free report can be trusted here. With
     inner products in both reports these are the signed shares, otherwise parts of all norms.
 
     *At the edge:* a term without a gradient is reported with its reason; that no term reaches any
-    of the parameters to be trained is an error. Terms are differentiated
-    one after the other, so that with ``level="norms"`` two sets of gradients are held at a time;
-    with ``"gram"`` one for each term. Under data parallelism the gradients are those of this
-    process alone: use ``set_grad=False`` and ``backward``, which averages them.
+    of the parameters to be trained is an error. Terms are differentiated one after the other: with
+    ``level="norms"`` two sets of gradients are held at a time, with ``"gram"`` one for each term.
+    Under data parallelism the gradients are those of this process alone: use ``set_grad=False`` and
+    ``backward``, which averages them.
 
     Examples:
         >>> import torch, equipoise as eq
@@ -81,40 +80,46 @@ def parameter_gradients(
     if result.tracked and set_grad:
         _ = result.gradients  # `metrics` will ask for it, and the graph it needs is about to go
     passes = _Passes(places, level, scale)
-    terms = result.results
-    differentiable = [name for name in terms if _reason(name, result) is None]
-    differentiable.sort(key=lambda name: name == BASE)  # the model's graph is needed until then
-    if not differentiable:
-        raise GradientError(
-            "parameter gradients need a term with a graph, got none. "
-            "Use a result computed with gradients enabled, before its backward pass."
-        )
-    for name in differentiable:
-        keep = not set_grad or name != differentiable[-1]
-        passes.add(name, terms[name].contribution, keep_graph=keep)
-    if set_grad and not passes.reached:
-        raise GradientError(
-            "parameter gradients train what the terms depend on, got parameters that none of them "
-            "reaches (those of FSDP2 cannot be differentiated one term at a time). "
-            "Use the model's own parameters; or set_grad=False, and `result.total.backward()`."
-        )
+    errors = _differentiated(result, passes, keep_graph=not set_grad)
     if set_grad:
         passes.accumulate()
-    errors = {name: reason for name in terms if (reason := _reason(name, result)) is not None}
-    for name in differentiable:
-        if name not in passes.reached:
-            errors[name] = "its value does not depend on these parameters"
     report = Gradients(
-        names=tuple(terms),
+        names=tuple(result.results),
         inputs=tuple(dict.fromkeys(group for group, _ in places)),
         weights=tuple(
-            t.weight.detach() if isinstance(t.weight, Tensor) else t.weight for t in terms.values()
+            term.weight.detach() if isinstance(term.weight, Tensor) else term.weight
+            for term in result.results.values()
         ),
         errors=errors,
         squares=unmeasured(result.total.device),
     )
     report = filled(report, passes.figures(), level)
     return report if check_against is None else _compared(report, check_against)
+
+
+def _differentiated(result: Evaluation, passes: _Passes, *, keep_graph: bool) -> dict[str, str]:
+    """Make a pass for each term that has a graph; why the others have no gradient."""
+    terms = result.results
+    errors = {name: reason for name in terms if (reason := _reason(name, result)) is not None}
+    order = [name for name in terms if name not in errors]
+    order.sort(key=lambda name: name == BASE)  # the model's graph is needed until then
+    if not order:
+        raise GradientError(
+            "parameter gradients need a term with a graph, got none. "
+            "Use a result computed with gradients enabled, before its backward pass."
+        )
+    for name in order:
+        last = name == order[-1]
+        passes.add(name, terms[name].contribution, keep_graph=keep_graph or not last)
+        if name not in passes.reached:
+            errors[name] = "its value does not depend on these parameters"
+    if not keep_graph and not passes.reached:
+        raise GradientError(
+            "parameter gradients train what the terms depend on, got parameters that none of them "
+            "reaches (those of FSDP2 cannot be differentiated one term at a time). "
+            "Use the model's own parameters; or set_grad=False, and `result.total.backward()`."
+        )
+    return errors
 
 
 def _places(parameters: Parameters) -> dict[Place, Tensor]:
