@@ -54,24 +54,24 @@ def check_penalties(penalties: object) -> None:
             )
 
 
-def terms_to_config(terms: Mapping[str, Term]) -> dict[str, dict[str, Any]]:
+def terms_to_config(terms: Mapping[str, Term], penalties: Penalties) -> dict[str, dict[str, Any]]:
     """All terms as plain data; what is written under one name must be one penalty."""
-    config = {name: term_to_config(name, term) for name, term in terms.items()}
+    config = {name: term_to_config(name, term, penalties) for name, term in terms.items()}
     known: dict[str, Callable[..., Any]] = {}
     for name, term in terms.items():
         called = config[name]["penalty"]
         if known.setdefault(called, term.penalty) != term.penalty:
             raise OptionError(
                 f"{name}.penalty: penalties must have names of their own to be written to a file, "
-                f"got two that are called {called!r}. Use `def` with another name."
+                f"got two that are called {called!r}. Use `penalties={{'mine': function}}`."
             )
     return config
 
 
-def term_to_config(name: str, term: Term) -> dict[str, Any]:
+def term_to_config(name: str, term: Term, penalties: Penalties) -> dict[str, Any]:
     """A term's settings as plain data; those at their default are left out."""
     with _at(name, "penalty"):
-        config: dict[str, Any] = {"penalty": _penalty_to_name(term.penalty)}
+        config: dict[str, Any] = {"penalty": _penalty_to_name(term.penalty, penalties)}
     if term.inputs is not None:
         config["inputs"] = list(term.inputs)
     if not (isinstance(term.weight, float) and term.weight == 1.0):
@@ -162,19 +162,22 @@ def _penalty_from_name(name: object, penalties: Penalties) -> Callable[..., Any]
     return known[name]
 
 
-def _penalty_to_name(penalty: Callable[..., Any]) -> str:
+def _penalty_to_name(penalty: Callable[..., Any], penalties: Penalties) -> str:
+    given = next((name for name, function in penalties.items() if function == penalty), None)
+    if given is not None:
+        return given
     name = penalty_name(penalty)
     if getattr(F, name, None) is penalty:
         return TORCH + name
     if isinstance(penalty, partial) or not name.isidentifier():
         raise OptionError(
             "a penalty must be a function with a name to be written to a file, got "
-            f"{type(penalty).__name__} {name}. Use `def`, and `options` for what it always takes."
+            f"{type(penalty).__name__} {name}. Use `penalties={{'mine': function}}` to give it one."
         )
-    if _built_in().get(name, penalty) is not penalty:
+    if {**_built_in(), **penalties}.get(name, penalty) is not penalty:
         raise OptionError(
             "a penalty of your own must have a name of its own to be written to a file, got "
-            f"{name!r}, which is one of this library. Use another name for the function."
+            f"{name!r}, which is another's. Use `penalties={{'mine': function}}`."
         )
     return name
 

@@ -202,12 +202,17 @@ class Pipeline:
 
     # Plain data
 
-    def to_config(self) -> dict[str, dict[str, Any]]:
+    def to_config(
+        self, *, penalties: Mapping[str, Callable[..., Any]] | None = None
+    ) -> dict[str, dict[str, Any]]:
         """The pipeline as plain data, for a YAML or JSON file.
 
-        Penalties are written by name; your own are read back from ``penalties`` of `from_config`.
+        Penalties are written by name. ``penalties`` names your own, as for `from_config`: with one
+        mapping for both the pipeline comes back as it was.
         """
-        return terms_to_config(self._terms)
+        known = penalties or {}
+        check_penalties(known)
+        return terms_to_config(self._terms, known)
 
     @classmethod
     def from_config(

@@ -171,10 +171,53 @@ def test_two_penalties_of_one_name_cannot_be_written() -> None:
         c=Term(total, inputs=("x", "y")),
     )
     with pytest.raises(
-        eq.OptionError, match=r"c\.penalty: .* got two that are called 'MSELoss'\. Use `def`"
+        eq.OptionError, match=r"c\.penalty: .* got two that are called 'MSELoss'\. Use `pen"
     ):
         pipeline.to_config()
     assert pipeline.without("c").to_config()["b"]["penalty"] == "MSELoss"
+
+
+class Scorer:
+    """An object whose method is a penalty."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def entropy(self, x: Tensor) -> Tensor:
+        """Named as one of the library."""
+        return self.by * x.sum()
+
+
+def test_one_mapping_of_names_leads_there_and_back() -> None:
+    """A lambda, a partial, two modules, a method, a name of the library: each by its own name."""
+    scorer = Scorer(2.0)
+    penalties = {
+        "small": lambda x, y: (x * y).sum(),
+        "scaled": partial(scaled, 2.0),
+        "mean": torch.nn.MSELoss(),
+        "total": torch.nn.MSELoss(reduction="sum"),
+        "entropy": scorer.entropy,
+    }
+    pair, one = {"inputs": ("x", "y")}, {"inputs": "x"}
+    pipeline = Pipeline(
+        a=Term(penalties["small"], **pair),
+        b=Term(penalties["scaled"], **one),
+        c=Term(penalties["mean"], **pair),
+        d=Term(penalties["total"], **pair),
+        e=Term(scorer.entropy, **one),
+        f=Term(eq.l1, **one),
+    )
+    config = json.loads(json.dumps(pipeline.to_config(penalties=penalties)))
+    assert [term["penalty"] for term in config.values()] == [*penalties, "l1"]
+    again = Pipeline.from_config(config, penalties=penalties)
+    x, y = torch.linspace(-1, 1, 6), torch.ones(6)
+    assert again(x=x, y=y).metrics() == pipeline(x=x, y=y).metrics()
+
+
+def test_a_name_that_is_given_to_another_cannot_be_written() -> None:
+    """Read back with the same names, the library's penalty would be one's own."""
+    with pytest.raises(eq.OptionError, match=r"a\.penalty: .* got 'l1', which is another's"):
+        Pipeline(a=Term(eq.l1)).to_config(penalties={"l1": mine})
 
 
 def test_a_schedule_of_ones_own_cannot_be_written() -> None:
@@ -198,10 +241,10 @@ def entropy(x: Tensor) -> Tensor:
     ("penalty", "message"),
     [
         (lambda x: x.sum(), r"a\.penalty: .* function with a name .* got function <lambda>\. Use"),
-        (partial(scaled, 2.0), r"a\.penalty: .* with a name .* got partial scaled\. Use `def"),
+        (partial(scaled, 2.0), r"a\.penalty: .* with a name .* got partial scaled\. Use `pen"),
         (
             entropy,
-            r"a\.penalty: .* a name of its own .* got 'entropy', which is one of this librar",
+            r"a\.penalty: .* a name of its own .* got 'entropy', which is another's\. Use",
         ),
     ],
     ids=["lambda", "partial", "name of the library"],
@@ -216,8 +259,12 @@ def test_a_penalty_that_its_name_does_not_tell_cannot_be_written(
 
 @pytest.mark.parametrize("penalties", [[mine], {"mine": 3}, "mine"], ids=["list", "number", "text"])
 def test_penalties_are_functions_by_name(penalties: Any) -> None:
-    """Anything else is refused before the data is read."""
+    """Anything else is refused before the data is read or written."""
     with pytest.raises(
         eq.OptionError, match=r"`penalties` must be a mapping from names to functions, got"
     ):
         Pipeline.from_config({"a": {"penalty": "l1"}}, penalties=penalties)
+    with pytest.raises(
+        eq.OptionError, match=r"`penalties` must be a mapping from names to functions, got"
+    ):
+        Pipeline(a=Term(eq.l1)).to_config(penalties=penalties)
