@@ -82,7 +82,7 @@ def _process_with_nothing(rank: int, folder: str) -> None:
 
 
 def test_a_process_without_any_gradient_takes_part(tmp_path: Path) -> None:
-    """Its report has the form of the others', with zeros: else they would wait for ever."""
+    """Its report has the form of the others', with zeros: else they cannot be added up."""
     mp.spawn(_process_with_nothing, args=(str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert torch.equal(first[0], torch.full((1, 1, 1), 3.0, dtype=torch.float64))
