@@ -251,9 +251,11 @@ def norm_on_cpu(x: Tensor) -> Tensor:
     """A norm from float64 sums, without the float64 copy that ``dtype=`` makes of all of it.
 
     Float32 is first added in rows of 128, which takes a tenth of the time and has lost less than
-    1e-6 if no square that matters was too large or too small: the length itself says whether.
+    1e-6 if no square that matters was too large or too small: the length itself says whether. For
+    that the entries have to lie side by side.
     """
     if x.dtype == torch.float32:
+        x = x.contiguous()
         rows = torch.split(x, x.numel() // 128 * 128)
         norms = [torch.linalg.vector_norm(rows[0].view(-1, 128), dim=1), *rows[1:]]
         length: Tensor = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import transforms
+from equipoise._numerics import total_norm
 from equipoise.transforms import GradientTransform, clip_by_global_norm, clip_by_norm
+from equipoise.transforms._lists import row_norms, squared_norms, total_square
 from tests.transforms.assertions import assert_same_bits, length, once
 
 U = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -199,6 +202,38 @@ def test_entries_that_float32_always_rounds_the_same_way(shape: tuple[int, ...])
         exact = grads[0].flatten()[0].double().item() * math.sqrt(3 * grads[0].numel())
         (norm,) = transforms.recorded(state).values()
         assert norm.item() == pytest.approx(exact, rel=1e-6 if len(shape) > 1 else 5e-7)
+
+
+# Entries that do not lie side by side, which torch adds one after the other.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "with gaps": lambda x: torch.stack([x, x], -1)[..., 0],
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 1 else x,
+    "repeated": lambda x: x[:1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize(
+    "shape", [(5000,), (40000,), (512, 300), (20, 768), (40, 64, 3, 3)], ids=str
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_norm_does_not_depend_on_the_layout(layout: str, shape: tuple[int, ...]) -> None:
+    """All together, each tensor, each unit and a report are within 1e-6 however they are stored."""
+    for value in torch.linspace(1.0, 2.0, 40).tolist():
+        grad = LAYOUTS[layout](torch.full(shape, value))
+        one = grad.flatten()[0].double().item()
+        whole, unit = one * math.sqrt(grad.numel()), one * math.sqrt(grad[0].numel())
+        found = [
+            total_square([grad]).sqrt(),
+            squared_norms([grad]).sqrt(),
+            row_norms([grad], whole=True),
+            total_norm([grad]),
+        ]
+        for norm in found:
+            assert norm.item() == pytest.approx(whole, rel=1e-6)
+        if grad.dim() > 1:
+            units = row_norms([grad], whole=False)
+            torch.testing.assert_close(units, torch.full_like(units, unit), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

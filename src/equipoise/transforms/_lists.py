@@ -22,7 +22,8 @@ from equipoise._numerics import CHUNK, norm_on_cpu, real_entries, vector_norm
 BUFFER = 1 << 18
 # Tensors up to this size are measured side by side with others of their shape.
 TINY = 1 << 12
-# Entries that float32 adds up within 1e-6, also where all are equal (measured on the CPU).
+# Entries that float32 adds up within 1e-6, also where all are equal (measured on the CPU), if they
+# lie side by side: with gaps torch adds one after the other, and loses up to 6e-6.
 SHORT = 768
 # A length at which float32 is precise (3e-7 where all are equal), and as fast as any.
 ROW = 256
@@ -119,7 +120,7 @@ def _short_norms(group: Sequence[Tensor]) -> list[Tensor]:
         stacks = (torch.stack(part) for part in side_by_side(group, CHUNK))
         return [x for stack in stacks for x in _in_rows(stack.reshape(len(stack), -1).float())]
     if some.dtype is torch.float32 and dims and ROW <= math.prod(some.shape[1:]) <= SHORT:
-        return [torch.linalg.vector_norm(tensor, dim=dims) for tensor in group]
+        return [torch.linalg.vector_norm(tensor.contiguous(), dim=dims) for tensor in group]
     found = []
     for tensor in group:
         if tensor.dtype is torch.float32 and not entries % ROW and tensor.is_contiguous():
@@ -136,6 +137,7 @@ def _in_rows(lines: Tensor) -> list[Tensor]:
 
 def _parts(lines: Tensor) -> list[Tensor]:
     """The last dimension cut to `ROW` entries at a time, and what is left of it."""
+    lines = lines.contiguous()
     even = lines.shape[-1] // ROW * ROW
     parts = [torch.unflatten(lines[..., :even], -1, (-1, ROW)), lines[..., None, even:]]
     return [part for part in parts if part.numel()]
@@ -191,7 +193,10 @@ def _short_lengths(tensors: Sequence[Tensor], rows: int) -> Tensor:
         found = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in flat]
         return torch.cat(found).to(torch.float64)
     dims = tuple(range(1, tensors[0].dim())) if rows > 1 else None
-    lengths = [torch.linalg.vector_norm(t, dim=dims, dtype=_real_single(t)) for t in tensors]
+    lengths = [
+        torch.linalg.vector_norm(tensor.contiguous(), dim=dims, dtype=_real_single(tensor))
+        for tensor in tensors
+    ]
     return torch.stack(lengths).reshape(len(tensors), rows).to(torch.float64)
 
 
