@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
-from equipoise import spec
+from equipoise import spec, transforms
+from equipoise.spec.decay import decoupled
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -134,5 +135,30 @@ def assert_gradient_agrees(
         for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
             gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             assert_agrees(gradient, flatten(slope), leaf.dtype, where=f"gradient {i}")
+
+    spec.decided(check)
+
+
+Agreement = Callable[[Tensor, list[Any]], None]
+# w·(1 − η·r·b) − η·r·a·sign: the factor of the decay is made of up to three products, and the
+# difference from 1 is rounded at the size of w. The two parts are taken one after the other.
+DECOUPLED = 3
+
+
+def assert_decoupled(
+    name: str, options: dict[str, Any], before: Tensor, agreement: Agreement
+) -> None:
+    """What an optimizer's step leaves of weights agrees with w − η·decay."""
+    weight = torch.nn.Parameter(before.clone())
+    optimizer = torch.optim.SGD([weight], lr=0.3)
+    transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    K = spec.Rounding(name_of(weight.dtype), steps=DECOUPLED)
+
+    def check() -> None:
+        w = entries(K, before)
+        decay = getattr(spec, name)(K, [K.const(0)] * len(w), w, **options)
+        agreement(weight.detach(), decoupled(K, w, decay, 0.3))
 
     spec.decided(check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import spec, transforms
-from equipoise.spec.decay import decoupled
-from tests.spec.oracle import HALVES, assert_agrees, entries, flatten, name_of
-from tests.spec.test_transforms import DECOUPLED
+from tests.spec.oracle import HALVES, assert_agrees, assert_decoupled, entries, flatten, name_of
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("l1", {"scale": 0.75}),
@@ -144,20 +143,8 @@ def test_decoupled_decay_of_every_weight(
     name: str, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """What the optimizer's step leaves of each weight lies in its ball."""
-    weight = torch.nn.Parameter(every(dtype).clone())
-    before = weight.detach().clone()
-    optimizer = torch.optim.SGD([weight], lr=0.3)
-    transforms.attach(getattr(transforms, name)(**options, decoupled=True), optimizer)
-    weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    K = spec.Rounding(name_of(dtype), steps=DECOUPLED)
-
-    def check() -> None:
-        w = entries(K, before)
-        decay = getattr(spec, name)(K, [K.const(0)] * len(w), w, **options)
-        assert_all_agree(weight.detach(), decoupled(K, w, decay, 0.3), dtype)
-
-    spec.decided(check)
+    agreement = partial(assert_all_agree, dtype=dtype)
+    assert_decoupled(name, options, every(dtype), agreement)
 
 
 def alike(found: Iterable[float], expected: Iterable[float]) -> bool:
